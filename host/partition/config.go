@@ -1,0 +1,92 @@
+package partition
+
+import (
+	"errors"
+	"fmt"
+	"strconv"
+
+	"github.com/mlxcel/mlxcel/sdk"
+)
+
+// PipelineConfig is what the pipeline flags say. A nil field is a flag that was not given.
+type PipelineConfig struct {
+	Size           *int    // --pp-size: stages. Not given: as many as Layers has ranges, else 1, which means no split
+	Layers         *string // --pp-layers: inclusive layer ranges, one per stage; alone it turns the pipeline on
+	MicroBatchSize *int    // --pp-micro-batch-size: sequences per micro-batch. Not given: 1
+}
+
+// MicroBatch returns the sequences per micro-batch.
+func (c PipelineConfig) MicroBatch() int {
+	if c.MicroBatchSize == nil {
+		return 1
+	}
+	return *c.MicroBatchSize
+}
+
+// Validate returns all faults at once, joined. Without a profile (nil) it finds those that need no model, so that
+// bad flags are told before anything is started.
+func (c PipelineConfig) Validate(profile *sdk.ModelProfile) error {
+	var faults []error
+	var ranges []sdk.LayerRange
+	if c.Layers != nil {
+		var err error
+		if ranges, err = ParseRanges(*c.Layers); err != nil {
+			faults = append(faults, err)
+		} else if profile != nil {
+			faults = append(faults, checkRanges(profile, ranges)...)
+		}
+	}
+	faults = append(faults, c.checkSize(profile, ranges)...)
+	if c.MicroBatchSize != nil && *c.MicroBatchSize < 1 {
+		faults = append(faults, flagFault("--pp-micro-batch-size", *c.MicroBatchSize, "a micro-batch needs at least 1 sequence"))
+	}
+	return errors.Join(faults...)
+}
+
+// checkSize looks at --pp-size by itself, against the ranges (nil when absent or unreadable) and against the model.
+func (c PipelineConfig) checkSize(profile *sdk.ModelProfile, ranges []sdk.LayerRange) (faults []error) {
+	if c.Size == nil {
+		return nil
+	}
+	size := *c.Size
+	fault := func(format string, args ...any) []error {
+		return []error{flagFault("--pp-size", size, fmt.Sprintf(format, args...))}
+	}
+	switch {
+	case size < 1:
+		return fault("a pipeline needs at least 1 stage: use 2 or more to split the model, or leave the flag out")
+	case size == 1 && c.Layers != nil:
+		return fault("1 turns the pipeline off, but --pp-layers asks for one: leave --pp-size out, or give the number of ranges")
+	case ranges != nil && size != len(ranges):
+		return fault("--pp-layers %q has %d ranges: make the two equal, or leave --pp-size out", *c.Layers, len(ranges))
+	}
+	if profile == nil || c.Layers != nil {
+		return nil
+	}
+	if most := newCutter(profile, size).mostStages(); size > most {
+		return []error{&TooManyStagesError{Stages: size, Most: most, Layers: len(profile.Layers)}}
+	}
+	return nil
+}
+
+// Plan validates the flags against a model and cuts it.
+func (c PipelineConfig) Plan(profile *sdk.ModelProfile) (*Plan, error) {
+	if err := c.Validate(profile); err != nil {
+		return nil, err
+	}
+	if c.Layers != nil {
+		ranges, err := ParseRanges(*c.Layers)
+		if err != nil {
+			return nil, err
+		}
+		return Manual(profile, ranges)
+	}
+	if c.Size != nil {
+		return Even(profile, *c.Size)
+	}
+	return Even(profile, 1)
+}
+
+func flagFault(flag string, value int, reason string) error {
+	return &FlagError{Flag: flag, Value: strconv.Itoa(value), Reason: reason}
+}

@@ -1,0 +1,47 @@
+package schedule
+
+import (
+	"fmt"
+	"iter"
+)
+
+// SuggestedMicroBatchSize returns the sequences per micro-batch that give as many micro-batches as there are
+// stages: ceil(batch/stages), at least 1.
+func SuggestedMicroBatchSize(batch, stages int) int {
+	stages = max(1, stages)
+	return max(1, (batch+stages-1)/stages)
+}
+
+// Split yields the half-open ranges [start, end) of the micro-batches of a batch, in order: each as large as it can
+// be with at most size sequences and at most maxRows rows. rows tells how many rows sequence i brings; a sequence
+// with more than maxRows makes a micro-batch of its own.
+func Split(batch, size, maxRows int, rows func(i int) int) iter.Seq2[int, int] {
+	if size < 1 { // a bug in the caller: flags are checked where they are read
+		panic(fmt.Sprintf("schedule: micro-batch size %d, want at least 1", size))
+	}
+	return func(yield func(start, end int) bool) {
+		start, sum := 0, 0
+		for i := range batch {
+			n := rows(i)
+			if i > start && (i-start == size || sum+n > maxRows) {
+				if !yield(start, i) {
+					return
+				}
+				start, sum = i, 0
+			}
+			sum += n
+		}
+		if start < batch {
+			yield(start, batch)
+		}
+	}
+}
+
+// BubbleFraction returns the share of a batch's time in which a stage waits: (k-1)/(m+k-1) for k stages and m
+// micro-batches that all take the same time (Huang et al., GPipe, 2019).
+func BubbleFraction(stages, microBatches int) float64 {
+	if stages < 1 || microBatches < 1 {
+		return 0
+	}
+	return float64(stages-1) / float64(microBatches+stages-1)
+}
