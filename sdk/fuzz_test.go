@@ -1,0 +1,143 @@
+package sdk
+
+import (
+	"testing"
+
+	"github.com/mlxcel/mlxcel/sdk/internal/pb"
+	"google.golang.org/protobuf/proto"
+)
+
+// The fuzz targets feed raw messages to the conversions of both sides: whatever comes, they must not panic, and what
+// they let through must be what the code behind relies on.
+
+func FuzzOperation(f *testing.F) {
+	layout := RegionLayout{Slots: 2, InBytes: 64, OutBytes: 64}
+	mem := make([]byte, layout.Size())
+	held := &loaded{
+		request: LoadRequest{HasHead: true, Region: layout},
+		report:  LoadReport{Boundary: Boundary{Width: 4, Dtype: DtypeFloat32}, VocabSize: 16},
+	}
+	for _, m := range []*pb.Operation{
+		{Number: 1, Op: &pb.Operation_Step{Step: &pb.Step{Id: 1, Slot: 1, Seqs: []*pb.SeqStep{{Seq: 1, Tokens: []int32{1}, Want: pb.Want_WANT_TOKEN, Allowed: []byte{1, 1}}}, Hidden: &pb.Tensor{Dtype: 1, Rows: 1, Width: 4}}}},
+		{Number: 2, Op: &pb.Operation_Reserve{Reserve: fromReservation(Reservation{Seq: 1, Prompt: []int32{1}, Sampler: Sampler{TopP: 0.5, LogitBias: map[int32]float32{1: 1}}})}},
+		{Number: 3, Op: &pb.Operation_Truncate{Truncate: &pb.Truncate{Seq: 1, Length: 3}}},
+	} {
+		raw, err := proto.Marshal(m)
+		if err != nil {
+			f.Fatal(err)
+		}
+		f.Add(raw)
+	}
+	f.Fuzz(func(t *testing.T, raw []byte) {
+		var m pb.Operation
+		if proto.Unmarshal(raw, &m) != nil {
+			return
+		}
+		if r, err := toReservation(m.GetReserve()); err == nil && (r.MaxLen < 0 || checkSampler(r.Sampler) != nil) {
+			t.Errorf("reservation %+v came through", r)
+		}
+		s, err := toStep(m.GetStep(), layout, mem)
+		if err != nil || held.checkStep(s) != nil {
+			return
+		}
+		if s.Slot < 0 || s.Slot >= layout.Slots || s.Rows() < len(s.Seqs) || s.Hidden.Rows != s.Rows() || len(s.Hidden.Data) != 16*s.Rows() {
+			t.Errorf("step %+v came through", s)
+		}
+	})
+}
+
+func FuzzCalls(f *testing.F) {
+	load, err := proto.Marshal(fromLoadRequest(LoadRequest{Dir: "a", Layers: LayerRange{0, 2}, Region: RegionLayout{1, 8, 8}}))
+	if err != nil {
+		f.Fatal(err)
+	}
+	f.Add(load)
+	request, err := fromImportRequest(ImportRequest{Format: "gguf", Metadata: map[string]any{"a": int64(1), "b": []string{"c"}}, Tensors: []ImportTensor{{"t", "F16", []int64{1}}}})
+	if err != nil {
+		f.Fatal(err)
+	}
+	raw, err := proto.Marshal(request)
+	if err != nil {
+		f.Fatal(err)
+	}
+	f.Add(raw)
+	f.Fuzz(func(t *testing.T, raw []byte) {
+		var m pb.LoadRequest
+		if proto.Unmarshal(raw, &m) == nil {
+			if r, err := toLoadRequest(&m); err == nil && (r.Layers.Start < 0 || r.Layers.End <= r.Layers.Start || r.Region.Size() < 0) {
+				t.Errorf("load request %+v came through", r)
+			}
+		}
+		var i pb.ImportRequest
+		if proto.Unmarshal(raw, &i) == nil {
+			if r, err := toImportRequest(&i); err == nil {
+				if _, err := fromImportRequest(r); err != nil {
+					t.Errorf("import request %+v came through: %v", r, err)
+				}
+			}
+		}
+		var inspect pb.InspectRequest
+		if proto.Unmarshal(raw, &inspect) == nil {
+			if r, err := toInspectRequest(&inspect); err == nil && r.Dtype == DtypeInt32 {
+				t.Errorf("inspect request %+v came through", r)
+			}
+		}
+	})
+}
+
+// FuzzAnswers is the host's side: an executor may be anybody's program.
+func FuzzAnswers(f *testing.F) {
+	area := make([]byte, 64)
+	result, err := fromStepResult(&StepResult{ID: 1, Hidden: Tensor{DtypeFloat32, 1, 4, area[:16]}, Seqs: []SeqResult{{Seq: 1, Top: []TokenScore{{1, 2, 3}}}}}, area)
+	if err != nil {
+		f.Fatal(err)
+	}
+	for _, m := range []proto.Message{
+		result,
+		fromProfile(&ModelProfile{Layers: make([]LayerProfile, 2), Adjacency: []AdjacencyGroup{{0, 1, "x"}}}),
+		fromReport(&LoadReport{Boundary: Boundary{4, DtypeFloat32}}),
+		fromImportPlan(&ImportPlan{Tensors: []ImportTarget{{RowShape: []int{2, 3}, RowPerm: []int{1, 0}}}}),
+	} {
+		raw, err := proto.Marshal(m)
+		if err != nil {
+			f.Fatal(err)
+		}
+		f.Add(raw)
+	}
+	f.Fuzz(func(t *testing.T, raw []byte) {
+		var r pb.StepResult
+		if proto.Unmarshal(raw, &r) == nil {
+			if got, err := toStepResult(&r, area); err == nil && len(got.Hidden.Data) != got.Hidden.Rows*got.Hidden.Width*got.Hidden.Dtype.Size() {
+				t.Errorf("result %+v came through", got)
+			}
+		}
+		var p pb.ModelProfile
+		if proto.Unmarshal(raw, &p) == nil {
+			if got, err := toProfile(&p); err == nil {
+				for _, a := range got.Adjacency {
+					if a.Source < 0 || a.Consumer >= len(got.Layers) {
+						t.Errorf("profile %+v came through", got)
+					}
+				}
+			}
+		}
+		var report pb.LoadReport
+		if proto.Unmarshal(raw, &report) == nil {
+			if got, err := toReport(&report); err == nil && got.Boundary.Width < 0 {
+				t.Errorf("report %+v came through", got)
+			}
+		}
+		var plan pb.ImportPlan
+		if proto.Unmarshal(raw, &plan) == nil {
+			if got, err := toImportPlan(&plan); err == nil && len(got.Tensors) != len(plan.GetTensors()) {
+				t.Errorf("plan %+v came through", got)
+			}
+		}
+		var stats pb.StatsReply
+		if proto.Unmarshal(raw, &stats) == nil {
+			if got, err := toStats(&stats); err == nil && got.StateBytes < 0 {
+				t.Errorf("stats %+v came through", got)
+			}
+		}
+	})
+}

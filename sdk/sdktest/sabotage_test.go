@@ -1,0 +1,486 @@
+package sdktest
+
+import (
+	"context"
+	"encoding/binary"
+	"errors"
+	"math"
+	"os"
+	"strings"
+	"testing"
+	"time"
+	"unsafe"
+
+	"github.com/hashicorp/go-hclog"
+	"github.com/mlxcel/mlxcel/sdk"
+	"github.com/mlxcel/mlxcel/sdk/example/leakyrnn"
+)
+
+// saboteur is the example's executor with one fault. A nil hook leaves a method alone.
+type saboteur struct {
+	sdk.Executor
+	describe func(*sdk.Description)
+	inspect  func(*sdk.ModelProfile, error) (*sdk.ModelProfile, error)
+	load     func(req *sdk.LoadRequest, progress *func(sdk.LoadProgress))
+	loaded   func(*sdk.LoadReport, error) (*sdk.LoadReport, error)
+	reserve  func(*sdk.Reservation)
+	release  func(sdk.SeqID) (skip bool)
+	truncate func(length *int)
+	fork     func(inner sdk.Executor, from, to sdk.SeqID) error
+	before   func(ctx context.Context, s *sdk.Step) error
+	after    func(s *sdk.Step, r *sdk.StepResult, err error) (*sdk.StepResult, error)
+	unload   func() (skip bool)
+	stats    func(*sdk.Stats)
+}
+
+func (b *saboteur) Describe(ctx context.Context) (*sdk.Description, error) {
+	d, err := b.Executor.Describe(ctx)
+	if b.describe != nil {
+		b.describe(d)
+	}
+	return d, err
+}
+
+func (b *saboteur) Inspect(ctx context.Context, req sdk.InspectRequest) (*sdk.ModelProfile, error) {
+	p, err := b.Executor.Inspect(ctx, req)
+	if b.inspect != nil {
+		return b.inspect(p, err)
+	}
+	return p, err
+}
+
+func (b *saboteur) Load(ctx context.Context, req sdk.LoadRequest, progress func(sdk.LoadProgress)) (*sdk.LoadReport, error) {
+	if b.load != nil {
+		b.load(&req, &progress)
+	}
+	r, err := b.Executor.Load(ctx, req, progress)
+	if b.loaded != nil {
+		return b.loaded(r, err)
+	}
+	return r, err
+}
+
+func (b *saboteur) Reserve(ctx context.Context, r sdk.Reservation) error {
+	if b.reserve != nil {
+		b.reserve(&r)
+	}
+	return b.Executor.Reserve(ctx, r)
+}
+
+func (b *saboteur) Release(ctx context.Context, seq sdk.SeqID) error {
+	if b.release != nil && b.release(seq) {
+		return nil
+	}
+	return b.Executor.Release(ctx, seq)
+}
+
+func (b *saboteur) Truncate(ctx context.Context, seq sdk.SeqID, length int) error {
+	if b.truncate != nil {
+		b.truncate(&length)
+	}
+	return b.Executor.Truncate(ctx, seq, length)
+}
+
+func (b *saboteur) Fork(ctx context.Context, from, to sdk.SeqID) error {
+	if b.fork != nil {
+		return b.fork(b.Executor, from, to)
+	}
+	return b.Executor.Fork(ctx, from, to)
+}
+
+func (b *saboteur) Step(ctx context.Context, s *sdk.Step) (*sdk.StepResult, error) {
+	if b.before != nil {
+		if err := b.before(ctx, s); err != nil {
+			return nil, err
+		}
+	}
+	r, err := b.Executor.Step(ctx, s)
+	if b.after != nil {
+		return b.after(s, r, err)
+	}
+	return r, err
+}
+
+func (b *saboteur) Unload(ctx context.Context) error {
+	if b.unload != nil && b.unload() {
+		return nil
+	}
+	return b.Executor.Unload(ctx)
+}
+
+func (b *saboteur) Stats(ctx context.Context) (*sdk.Stats, error) {
+	s, err := b.Executor.Stats(ctx)
+	if b.stats != nil {
+		b.stats(s)
+	}
+	return s, err
+}
+
+// answers makes an after hook of a change to every answer of a successful step.
+func answers(change func(s *sdk.Step, i int, r *sdk.SeqResult)) func(*sdk.Step, *sdk.StepResult, error) (*sdk.StepResult, error) {
+	return func(s *sdk.Step, r *sdk.StepResult, err error) (*sdk.StepResult, error) {
+		if err == nil {
+			for i := range r.Seqs {
+				change(s, i, &r.Seqs[i])
+			}
+		}
+		return r, err
+	}
+}
+
+// nudge changes a number by its last bit.
+func nudge(raw []byte) {
+	bits := binary.LittleEndian.Uint32(raw)
+	binary.LittleEndian.PutUint32(raw, bits^1)
+}
+
+// sabotage lists the faults, by the check that must find them.
+var sabotage = []struct {
+	check string
+	fault string
+	build func(b *saboteur)
+}{
+	{"describe", "another contract version", func(b *saboteur) {
+		b.describe = func(d *sdk.Description) { d.ContractVersion++ }
+	}},
+	{"describe", "an unknown device", func(b *saboteur) {
+		b.describe = func(d *sdk.Description) { d.Device.Kind = "abacus" }
+	}},
+	{"describe", "no memory", func(b *saboteur) {
+		b.describe = func(d *sdk.Description) { d.Device.TotalMemory, d.Device.FreeMemory = 0, 0 }
+	}},
+	{"describe", "no model_type", func(b *saboteur) {
+		b.describe = func(d *sdk.Description) { d.Families[0].ModelTypes = nil }
+	}},
+	{"describe", "a family twice", func(b *saboteur) {
+		b.describe = func(d *sdk.Description) { d.Families = append(d.Families, d.Families[0]) }
+	}},
+	{"inspect", "the weights' headers are not read", func(b *saboteur) {
+		b.inspect = func(p *sdk.ModelProfile, err error) (*sdk.ModelProfile, error) {
+			p.Exact = false
+			return p, err
+		}
+	}},
+	{"inspect", "an estimate that claims to be exact", func(b *saboteur) {
+		b.inspect = func(p *sdk.ModelProfile, err error) (*sdk.ModelProfile, error) {
+			p.Exact = true
+			return p, err
+		}
+	}},
+	{"weights", "the profile forgets the biases", func(b *saboteur) {
+		b.inspect = func(p *sdk.ModelProfile, err error) (*sdk.ModelProfile, error) {
+			for i := range p.Layers {
+				p.Layers[i].Weights -= 4 * int64(p.HiddenSize)
+			}
+			return p, err
+		}
+	}},
+	{"weights", "every stage loads the embedding", func(b *saboteur) {
+		b.load = func(req *sdk.LoadRequest, _ *func(sdk.LoadProgress)) { req.HasEmbedding = true }
+	}},
+	{"progress", "no progress", func(b *saboteur) {
+		b.load = func(_ *sdk.LoadRequest, progress *func(sdk.LoadProgress)) { *progress = func(sdk.LoadProgress) {} }
+	}},
+	{"progress", "progress that never ends", func(b *saboteur) {
+		b.load = func(_ *sdk.LoadRequest, progress *func(sdk.LoadProgress)) {
+			report := *progress
+			*progress = func(p sdk.LoadProgress) { p.Loaded = 0; report(p) }
+		}
+	}},
+	{"load errors", "untyped errors", func(b *saboteur) {
+		b.loaded = func(r *sdk.LoadReport, err error) (*sdk.LoadReport, error) {
+			if err != nil {
+				err = errors.New("something went wrong")
+			}
+			return r, err
+		}
+	}},
+	{"load errors", "too many layers are cut down in silence", func(b *saboteur) {
+		b.load = func(req *sdk.LoadRequest, _ *func(sdk.LoadProgress)) { req.Layers.End = min(req.Layers.End, layers) }
+	}},
+	{"damaged weights", "damage is healed in silence", func(b *saboteur) {
+		b.load = func(req *sdk.LoadRequest, _ *func(sdk.LoadProgress)) {
+			if strings.Contains(req.Dir, "sdktest-") {
+				healed, err := os.MkdirTemp(req.Dir, "healed-")
+				if err != nil {
+					panic(err)
+				}
+				if err := leakyrnn.WriteRandom(healed, tiny, 2); err != nil {
+					panic(err)
+				}
+				req.Dir = healed
+			}
+		}
+	}},
+	{"damaged weights", "errors don't name the tensor", func(b *saboteur) {
+		b.loaded = func(r *sdk.LoadReport, err error) (*sdk.LoadReport, error) {
+			if e, ok := errors.AsType[*sdk.Error](err); ok {
+				e.Tensor = ""
+			}
+			return r, err
+		}
+	}},
+	{"order", "the answer depends on the step's number", func(b *saboteur) {
+		b.after = answers(func(s *sdk.Step, _ int, r *sdk.SeqResult) {
+			if s.ID >= 1000 && r.Token >= 0 {
+				r.Token = (r.Token + 1) % vocab
+			}
+		})
+	}},
+	{"greedy", "the second best token", func(b *saboteur) {
+		b.after = answers(func(_ *sdk.Step, _ int, r *sdk.SeqResult) {
+			if len(r.Top) > 1 {
+				r.Token = r.Top[1].Token
+			}
+		})
+	}},
+	{"greedy", "log-probabilities to the base 2", func(b *saboteur) {
+		b.after = answers(func(_ *sdk.Step, _ int, r *sdk.SeqResult) { r.Logprob /= math.Ln2 })
+	}},
+	{"greedy", "the top tokens in the wrong order", func(b *saboteur) {
+		b.after = answers(func(_ *sdk.Step, _ int, r *sdk.SeqResult) {
+			if len(r.Top) > 1 {
+				r.Top[0], r.Top[1] = r.Top[1], r.Top[0]
+			}
+		})
+	}},
+	{"scores", "the scores come one row late", func(b *saboteur) {
+		b.after = answers(func(_ *sdk.Step, _ int, r *sdk.SeqResult) {
+			if n := len(r.Scores); n > 1 {
+				copy(r.Scores[1:], r.Scores[:n-1])
+			}
+		})
+	}},
+	{"split", "a bit is lost at the boundary", func(b *saboteur) {
+		b.after = func(_ *sdk.Step, r *sdk.StepResult, err error) (*sdk.StepResult, error) {
+			if err == nil && r.Hidden.Rows > 0 {
+				for i := 0; i < len(r.Hidden.Data); i += 4 {
+					nudge(r.Hidden.Data[i:])
+				}
+			}
+			return r, err
+		}
+	}},
+	{"chunks", "a long chunk takes another path", func(b *saboteur) {
+		b.after = answers(func(s *sdk.Step, _ int, r *sdk.SeqResult) {
+			if s.Rows() > 3 {
+				r.Logprob += 1e-7
+			}
+		})
+	}},
+	{"batch", "a batch takes another path", func(b *saboteur) {
+		b.after = answers(func(s *sdk.Step, i int, r *sdk.SeqResult) {
+			if i > 0 {
+				r.Logprob += 1e-7
+			}
+		})
+	}},
+	{"slots", "a byte before the output is overwritten", func(b *saboteur) {
+		b.before = func(_ context.Context, s *sdk.Step) error {
+			*(*byte)(unsafe.Add(unsafe.Pointer(unsafe.SliceData(s.Out)), -1)) = 0
+			return nil
+		}
+	}},
+	{"release", "a release leaves the sequence", func(b *saboteur) {
+		b.release = func(sdk.SeqID) bool { return true }
+	}},
+	{"fork", "the fork starts empty", func(b *saboteur) {
+		b.fork = func(inner sdk.Executor, from, to sdk.SeqID) error {
+			if err := inner.Fork(context.Background(), from, to); err != nil {
+				return err
+			}
+			return inner.Truncate(context.Background(), to, 0)
+		}
+	}},
+	{"truncate", "the truncation is off by one", func(b *saboteur) {
+		b.truncate = func(length *int) { *length++ }
+	}},
+	{"truncate", "the truncation does nothing", func(b *saboteur) {
+		b.truncate = func(length *int) { *length = math.MaxInt }
+	}},
+	{"unknown sequence", "a step makes the sequence it lacks", func(b *saboteur) {
+		b.before = func(ctx context.Context, s *sdk.Step) error {
+			_ = b.Executor.Reserve(ctx, sdk.Reservation{Seq: s.Seqs[0].Seq})
+			return nil
+		}
+	}},
+	{"unknown sequence", "the wrong code", func(b *saboteur) {
+		b.after = recode(sdk.CodeUnknownSequence, sdk.CodeInternal)
+	}},
+	{"positions", "positions are not looked at", func(b *saboteur) {
+		lengths := map[sdk.SeqID]int{}
+		b.before = func(_ context.Context, s *sdk.Step) error {
+			for i := range s.Seqs {
+				q := &s.Seqs[i]
+				q.Pos = lengths[q.Seq]
+				lengths[q.Seq] += len(q.Tokens)
+			}
+			return nil
+		}
+	}},
+	{"positions", "the wrong code", func(b *saboteur) {
+		b.after = recode(sdk.CodeInvalid, sdk.CodeInternal)
+	}},
+	{"cancel", "a canceled step fails with the wrong code", func(b *saboteur) {
+		b.before = func(ctx context.Context, s *sdk.Step) error {
+			if s.Rows() != maxRows {
+				return nil
+			}
+			<-ctx.Done()
+			return errors.New("interrupted")
+		}
+	}},
+	{"cancel", "after a cancel the executor is not itself", func(b *saboteur) {
+		canceled := false
+		b.reserve = func(r *sdk.Reservation) { canceled = canceled || len(r.Prompt) == maxRows }
+		b.after = answers(func(_ *sdk.Step, _ int, r *sdk.SeqResult) {
+			if canceled {
+				r.Logprob--
+			}
+		})
+	}},
+	{"stats", "steps are not counted", func(b *saboteur) {
+		b.stats = func(s *sdk.Stats) { s.Steps = 0 }
+	}},
+	{"stats", "state is not counted", func(b *saboteur) {
+		b.stats = func(s *sdk.Stats) { s.StateBytes = 0 }
+	}},
+	{"stats", "released state is counted still", func(b *saboteur) {
+		most := int64(0)
+		b.stats = func(s *sdk.Stats) { most = max(most, s.StateBytes); s.StateBytes = most }
+	}},
+	{"reload", "the unload keeps the sequences", func(b *saboteur) {
+		b.unload = func() bool { return true }
+	}},
+	{"seeds", "the seed is not looked at", func(b *saboteur) {
+		b.reserve = func(r *sdk.Reservation) { r.Sampler.Seed = 7 }
+	}},
+	{"seeds", "the choice is not looked at", func(b *saboteur) {
+		b.reserve = func(r *sdk.Reservation) { r.Sampler.Choice = 0 }
+	}},
+	{"seeds", "the draw depends on the sequence's number", func(b *saboteur) {
+		b.reserve = func(r *sdk.Reservation) { r.Sampler.Seed += uint64(r.Seq) }
+	}},
+	{"seeds", "top-k is not looked at", func(b *saboteur) {
+		b.reserve = func(r *sdk.Reservation) { r.Sampler.TopK = 0 }
+	}},
+	{"mask", "the mask is not looked at", func(b *saboteur) {
+		b.before = func(_ context.Context, s *sdk.Step) error { s.Seqs[0].Allowed = nil; return nil }
+	}},
+	{"mask", "the bias is not looked at", func(b *saboteur) {
+		b.reserve = func(r *sdk.Reservation) { r.Sampler.LogitBias = nil }
+	}},
+	{"penalties", "the repetition penalty forgets the prompt", func(b *saboteur) {
+		b.reserve = func(r *sdk.Reservation) { r.Prompt = nil }
+	}},
+	{"penalties", "presence and frequency are mixed up", func(b *saboteur) {
+		b.reserve = func(r *sdk.Reservation) {
+			s := &r.Sampler
+			s.PresencePenalty, s.FrequencyPenalty = s.FrequencyPenalty, s.PresencePenalty
+		}
+	}},
+	{"budget", "the budget is not looked at", func(b *saboteur) {
+		b.load = func(req *sdk.LoadRequest, _ *func(sdk.LoadProgress)) { req.KVBudget = 0 }
+	}},
+	{"memory", "every step leaks", func(b *saboteur) {
+		var leak [][]byte
+		b.before = func(context.Context, *sdk.Step) error {
+			lost := make([]byte, 64<<10)
+			fill(lost, 1)
+			leak = append(leak, lost)
+			return nil
+		}
+	}},
+	{"memory", "sequences are left over", func(b *saboteur) {
+		b.release = func(sdk.SeqID) bool { return true }
+	}},
+}
+
+func recode(from, to sdk.Code) func(*sdk.Step, *sdk.StepResult, error) (*sdk.StepResult, error) {
+	return func(_ *sdk.Step, r *sdk.StepResult, err error) (*sdk.StepResult, error) {
+		if e, ok := errors.AsType[*sdk.Error](err); ok && e.Code == from {
+			e.Code = to
+		}
+		return r, err
+	}
+}
+
+const (
+	layers = 3
+	vocab  = 37
+)
+
+var tiny = leakyrnn.Config{HiddenSize: 12, Layers: layers, VocabSize: vocab, ContextLength: 200}
+
+func tinyConfig(t *testing.T) Config {
+	cfg := Config{ModelDir: t.TempDir(), Family: leakyrnn.Family, MemorySteps: 600, Timeout: time.Minute}
+	if err := leakyrnn.WriteRandom(cfg.ModelDir, tiny, 1); err != nil {
+		t.Fatal(err)
+	}
+	return cfg
+}
+
+// TestSabotage breaks the executor in one way after the other; the check named must find each.
+func TestSabotage(t *testing.T) {
+	cfg := tinyConfig(t)
+	proven := map[string]bool{}
+	for _, fault := range sabotage {
+		t.Run(fault.check+": "+fault.fault, func(t *testing.T) {
+			cfg := cfg
+			cfg.New = func(logger hclog.Logger) sdk.Executor {
+				b := &saboteur{Executor: leakyrnn.New(logger)}
+				fault.build(b)
+				return b
+			}
+			if err := cfg.complete(); err != nil {
+				t.Fatal(err)
+			}
+			m, err := learn(t.Context(), cfg, sdk.DtypeAuto)
+			if err == nil {
+				err = runCheck(t.Context(), cfg, byName(t, fault.check), m)
+			}
+			if err == nil || errors.Is(err, errSkipped) {
+				t.Errorf("the check did not find the fault: %v", err)
+			}
+			t.Log(err)
+		})
+		proven[fault.check] = true
+	}
+	for _, c := range checks() {
+		if !proven[c.name] {
+			t.Errorf("no fault proves that the check %q can fail", c.name)
+		}
+	}
+}
+
+func byName(t *testing.T, name string) check {
+	for _, c := range checks() {
+		if c.name == name {
+			return c
+		}
+	}
+	t.Fatalf("no check has the name %q", name)
+	return check{}
+}
+
+func TestConfig(t *testing.T) {
+	full := Config{New: leakyrnn.New, ModelDir: "model", Family: "family"}
+	for name, c := range map[string]struct {
+		change func(*Config)
+		want   string
+	}{
+		"nothing to run":     {func(c *Config) { c.New = nil }, "exactly one"},
+		"two ways to run":    {func(c *Config) { c.Launch = Self(nil) }, "exactly one"},
+		"no model":           {func(c *Config) { c.ModelDir = "" }, "ModelDir"},
+		"no family":          {func(c *Config) { c.Family = "" }, "Family"},
+		"a prompt too short": {func(c *Config) { c.Prompt = []int32{1} }, "at least 8"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			cfg := full
+			c.change(&cfg)
+			if err := cfg.complete(); err == nil || !strings.Contains(err.Error(), c.want) {
+				t.Errorf("error %v, want one about %q", err, c.want)
+			}
+		})
+	}
+}

@@ -1,0 +1,560 @@
+package sdk
+
+import (
+	"context"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"reflect"
+	"strings"
+	"testing"
+
+	"github.com/mlxcel/mlxcel/sdk/internal/pb"
+	"google.golang.org/grpc"
+)
+
+var echoLayout = RegionLayout{Slots: 2, InBytes: 64, OutBytes: 64}
+
+// serveEcho serves e in this process.
+func serveEcho(t *testing.T, e *Echo) *Client {
+	t.Helper()
+	c, stop, err := InProcess(e)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := stop(); err != nil {
+			t.Error(err)
+		}
+	})
+	return c
+}
+
+func loadEcho(t *testing.T, c *Client, change func(*LoadRequest)) {
+	t.Helper()
+	req := LoadRequest{Layers: LayerRange{1, 2}, Region: echoLayout}
+	if change != nil {
+		change(&req)
+	}
+	if _, err := c.Load(t.Context(), req, nil); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func openSteps(t *testing.T, c *Client) *StepStream {
+	t.Helper()
+	s, err := c.OpenSteps(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { s.Close() })
+	return s
+}
+
+// row makes a step of one row whose hidden value is value.
+func row(c *Client, id uint64, slot int, value uint32) *Step {
+	in := c.Region().In(slot)[:4]
+	binary.LittleEndian.PutUint32(in, value)
+	return &Step{
+		ID:     id,
+		Slot:   slot,
+		Seqs:   []SeqStep{{Seq: 1, Tokens: []int32{1}}},
+		Hidden: Tensor{Dtype: DtypeFloat32, Rows: 1, Width: 1, Data: in},
+	}
+}
+
+func TestOperationsReachTheExecutorInOrder(t *testing.T) {
+	e := &Echo{Width: 1}
+	c := serveEcho(t, e)
+	loadEcho(t, c, nil)
+	s := openSteps(t, c)
+	var last *Pending
+	for _, op := range []Op{
+		Reservation{Seq: 1}, row(c, 5, 0, 42), ForkOp{From: 1, To: 2}, Truncation{Seq: 2, Length: 3}, row(c, 6, 1, 43), Release{Seq: 1},
+	} {
+		p, err := s.Send(op)
+		if err != nil {
+			t.Fatal(err)
+		}
+		last = p
+	}
+	if r, err := last.Wait(t.Context()); r != nil || err != nil {
+		t.Errorf("a release answered %v, %v", r, err)
+	}
+	want := []string{"reserve 1", "step 5", "fork 1 to 2", "truncate 2 to 3", "step 6", "release 1"}
+	if got := e.Calls(); !reflect.DeepEqual(got, want) {
+		t.Errorf("calls %q, want %q", got, want)
+	}
+}
+
+func TestTensorsCrossInPlace(t *testing.T) {
+	c := serveEcho(t, &Echo{Width: 1})
+	loadEcho(t, c, nil)
+	s := openSteps(t, c)
+	p, err := s.Send(row(c, 9, 1, 0xCAFE))
+	if err != nil {
+		t.Fatal(err)
+	}
+	r, err := p.Wait(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if r.ID != 9 || binary.LittleEndian.Uint32(r.Hidden.Data) != 0xCAFE || &r.Hidden.Data[0] != &c.Region().Out(1)[0] {
+		t.Errorf("result %+v, want the rows of slot 1's output", r)
+	}
+}
+
+// TestManyOperationsInFlight sends far more than any queue holds before it looks at an answer.
+func TestManyOperationsInFlight(t *testing.T) {
+	c := serveEcho(t, &Echo{Width: 1})
+	loadEcho(t, c, nil)
+	s := openSteps(t, c)
+	var answers []*Pending
+	for i := range 20 * queueLen {
+		p, err := s.Send(Release{Seq: SeqID(i)})
+		if err != nil {
+			t.Fatal(err)
+		}
+		answers = append(answers, p)
+	}
+	for _, p := range answers {
+		if _, err := p.Wait(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+// TestClientRefuses tries steps that the host's own end must not send.
+func TestClientRefuses(t *testing.T) {
+	hold := make(chan struct{})
+	c := serveEcho(t, &Echo{Width: 1, OnStep: func(context.Context, *Step) error { <-hold; return nil }})
+	loadEcho(t, c, nil)
+	s := openSteps(t, c)
+	busy, err := s.Send(row(c, 1, 0, 1))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for name, c := range map[string]struct {
+		step *Step
+		want string
+	}{
+		"a slot in use":        {row(c, 2, 0, 1), "belongs to step 1"},
+		"an ID in use":         {row(c, 1, 1, 1), "in flight already"},
+		"a slot past the last": {&Step{ID: 3, Slot: 2}, "slot 2"},
+		"rows not in the slot": {&Step{ID: 4, Slot: 1, Hidden: Tensor{Dtype: DtypeFloat32, Rows: 1, Width: 1, Data: make([]byte, 4)}}, "does not lie in its slot"},
+		"a huge message":       {&Step{ID: 5, Slot: 1, Seqs: []SeqStep{{Allowed: make([]byte, maxMessage)}}}, "limit"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			if _, err := s.Send(c.step); err == nil || !strings.Contains(err.Error(), c.want) {
+				t.Errorf("error %v, want one about %q", err, c.want)
+			}
+		})
+	}
+	close(hold)
+	if _, err := busy.Wait(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	// The refusals left no trace: the slot and the ID serve again.
+	again, err := s.Send(row(c, 1, 0, 1))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := again.Wait(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// TestServerRefuses sends raw messages that Client would not; the executor must not see them.
+func TestServerRefuses(t *testing.T) {
+	step := func(change func(*pb.Step)) *pb.Operation {
+		m := &pb.Step{Id: 1, Seqs: []*pb.SeqStep{{Seq: 1, Tokens: []int32{1}}}, Hidden: &pb.Tensor{Dtype: pb.Dtype_DTYPE_FLOAT32, Rows: 1, Width: 4}}
+		change(m)
+		return &pb.Operation{Op: &pb.Operation_Step{Step: m}}
+	}
+	rows := func(n int) []*pb.SeqStep { return []*pb.SeqStep{{Seq: 1, Tokens: make([]int32, n)}} }
+	head := func(r *LoadRequest) { r.HasHead = true }
+	for name, c := range map[string]struct {
+		load func(*LoadRequest)
+		op   *pb.Operation
+		want string
+	}{
+		"a slot past the last":       {nil, step(func(m *pb.Step) { m.Slot = 2 }), "slot 2 of 2"},
+		"a tensor too large":         {nil, step(func(m *pb.Step) { m.Hidden.Rows = 5 }), "does not fit"},
+		"an unknown dtype":           {nil, step(func(m *pb.Step) { m.Hidden.Dtype = 9 }), "dtype number 9"},
+		"another dtype":              {nil, step(func(m *pb.Step) { m.Hidden.Dtype = pb.Dtype_DTYPE_FLOAT16 }), "want [1, 4] float32"},
+		"another width":              {nil, step(func(m *pb.Step) { m.Hidden.Width = 3 }), "want [1, 4]"},
+		"rows that don't match":      {nil, step(func(m *pb.Step) { m.Seqs = rows(2) }), "want [2, 4]"},
+		"no hidden rows":             {nil, step(func(m *pb.Step) { m.Hidden = nil }), "want [1, 4]"},
+		"hidden rows and embedding":  {func(r *LoadRequest) { r.HasEmbedding = true }, step(func(*pb.Step) {}), "embedding"},
+		"more rows than Out takes":   {func(r *LoadRequest) { r.Region.OutBytes = 15 }, step(func(*pb.Step) {}), "gives out 16 bytes"},
+		"more logits than Out takes": {head, step(func(m *pb.Step) { m.Seqs[0].Want = pb.Want_WANT_LOGITS }), "gives out 80 bytes"},
+		"a short mask":               {head, step(func(m *pb.Step) { m.Seqs[0].Want = pb.Want_WANT_TOKEN; m.Seqs[0].Allowed = []byte{1} }), "want 3"},
+		"no operation":               {nil, &pb.Operation{}, "nothing that this contract version knows"},
+		"a fork to itself":           {nil, &pb.Operation{Op: &pb.Operation_Fork{Fork: &pb.Fork{From: 1, To: 1}}}, "to itself"},
+		"a negative truncation":      {nil, &pb.Operation{Op: &pb.Operation_Truncate{Truncate: &pb.Truncate{Length: -1}}}, "truncate"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			e := &Echo{Width: 4, Head: 20}
+			client := serveEcho(t, e)
+			loadEcho(t, client, c.load)
+			c.op.Number = 1
+			outcome := exchange(t, client, c.op)[0]
+			got := outcome.GetError()
+			if got.GetCode() != pb.Code_CODE_INVALID || !strings.Contains(got.GetMessage(), c.want) {
+				t.Errorf("outcome %v, want an error of code invalid about %q", outcome, c.want)
+			}
+			if calls := e.Calls(); len(calls) != 0 {
+				t.Errorf("the executor was called: %q", calls)
+			}
+		})
+	}
+}
+
+// exchange sends raw operations and returns their outcomes.
+func exchange(t *testing.T, c *Client, ops ...*pb.Operation) []*pb.Outcome {
+	t.Helper()
+	stream := rawStream(t, c)
+	for _, op := range ops {
+		if err := stream.Send(op); err != nil {
+			t.Fatal(err)
+		}
+	}
+	var outcomes []*pb.Outcome
+	for range ops {
+		o, err := stream.Recv()
+		if err != nil {
+			t.Fatal(err)
+		}
+		outcomes = append(outcomes, o)
+	}
+	return outcomes
+}
+
+func rawStream(t *testing.T, c *Client) grpc.BidiStreamingClient[pb.Operation, pb.Outcome] {
+	t.Helper()
+	ctx, cancel := context.WithCancel(t.Context())
+	t.Cleanup(cancel)
+	stream, err := c.calls.Operate(ctx)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return stream
+}
+
+func rawStep(number uint64, slot int64) *pb.Operation {
+	return &pb.Operation{Number: number, Op: &pb.Operation_Step{Step: &pb.Step{
+		Id: number, Slot: slot, Seqs: []*pb.SeqStep{{Seq: number, Tokens: []int32{1}}},
+		Hidden: &pb.Tensor{Dtype: pb.Dtype_DTYPE_FLOAT32, Rows: 1, Width: 1},
+	}}}
+}
+
+func TestServerRefusesASlotInUse(t *testing.T) {
+	st := newOpStream(newServer(&Echo{Width: 1}, nil, nil))
+	accept := func(op *pb.Operation) *job {
+		j, err := st.accept(t.Context(), op)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return j
+	}
+	first := accept(rawStep(1, 0))
+	second := accept(rawStep(2, 0))
+	if first.refused != nil || second.refused == nil || !strings.Contains(second.refused.Error(), "slot 0, which belongs") {
+		t.Errorf("refusals %v and %v, want one of the second step", first.refused, second.refused)
+	}
+	st.finish(second)
+	if third := accept(rawStep(3, 0)); third.refused == nil {
+		t.Error("the refused step freed the slot of the first")
+	}
+	st.finish(first)
+	if fourth := accept(rawStep(4, 0)); fourth.refused != nil {
+		t.Errorf("a step in the freed slot: %v", fourth.refused)
+	}
+}
+
+func TestLostOrderEndsTheStream(t *testing.T) {
+	c := serveEcho(t, &Echo{Width: 1})
+	loadEcho(t, c, nil)
+	stream := rawStream(t, c)
+	if err := stream.Send(&pb.Operation{Number: 2, Op: &pb.Operation_Release{Release: &pb.Release{}}}); err != nil {
+		t.Fatal(err)
+	}
+	_, err := stream.Recv()
+	if err := callError(t.Context(), "stream", err); CodeOf(err) != CodeInvalid || !strings.Contains(err.Error(), "lost its order") {
+		t.Errorf("error %v, want one about the order", err)
+	}
+}
+
+func TestCancel(t *testing.T) {
+	entered := make(chan struct{}, 2)
+	e := &Echo{Width: 1, OnStep: func(ctx context.Context, _ *Step) error {
+		entered <- struct{}{}
+		<-ctx.Done()
+		return ctx.Err()
+	}}
+	c := serveEcho(t, e)
+	loadEcho(t, c, nil)
+	s := openSteps(t, c)
+	running, err := s.Send(row(c, 1, 0, 0))
+	if err != nil {
+		t.Fatal(err)
+	}
+	queued, err := s.Send(row(c, 2, 1, 0))
+	if err != nil {
+		t.Fatal(err)
+	}
+	<-entered
+	for _, id := range []uint64{2, 1, 77} { // the queued one first; there is no step 77
+		if err := s.Cancel(t.Context(), id); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for name, p := range map[string]*Pending{"running": running, "queued": queued} {
+		if _, err := p.Wait(t.Context()); CodeOf(err) != CodeCanceled {
+			t.Errorf("the %s step answered %v, want code canceled", name, err)
+		}
+	}
+	if len(entered) != 0 {
+		t.Error("the queued step was run, though it was given up before")
+	}
+}
+
+// TestCancelOvertakes cancels an operation that has not arrived yet.
+func TestCancelOvertakes(t *testing.T) {
+	e := &Echo{Width: 1}
+	c := serveEcho(t, e)
+	loadEcho(t, c, nil)
+	stream := rawStream(t, c)
+	release := &pb.Operation{Number: 1, Op: &pb.Operation_Release{Release: &pb.Release{}}}
+	if err := stream.Send(release); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := stream.Recv(); err != nil { // the stream is up
+		t.Fatal(err)
+	}
+	if _, err := c.calls.Cancel(t.Context(), &pb.CancelRequest{Number: 2}); err != nil {
+		t.Fatal(err)
+	}
+	if err := stream.Send(rawStep(2, 1)); err != nil {
+		t.Fatal(err)
+	}
+	o, err := stream.Recv()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if o.GetError().GetCode() != pb.Code_CODE_CANCELED {
+		t.Errorf("outcome %v, want code canceled", o)
+	}
+	if got := e.Calls(); len(got) != 1 {
+		t.Errorf("calls %q, want the release only", got)
+	}
+}
+
+func TestErrorsKeepTheirType(t *testing.T) {
+	want := &Error{Code: CodeCorrupt, Message: "tensor a of b is cut off", File: "b", Tensor: "a"}
+	wrapped := fmt.Errorf("stage 2: %w", want)
+	e := &Echo{Width: 1}
+	c := serveEcho(t, e)
+	loadEcho(t, c, nil)
+	e.Err = wrapped
+	s := openSteps(t, c)
+	for name, call := range map[string]func() error{
+		"inspect": func() error { _, err := c.Inspect(t.Context(), InspectRequest{}); return err },
+		"import":  func() error { _, err := c.Import(t.Context(), ImportRequest{}); return err },
+		"stats":   func() error { _, err := c.Stats(t.Context()); return err },
+		"unload":  func() error { return c.Unload(t.Context()) },
+		"reserve": func() error {
+			p, err := s.Send(Reservation{Seq: 1})
+			if err != nil {
+				return err
+			}
+			_, err = p.Wait(t.Context())
+			return err
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			err := call()
+			got, ok := errors.AsType[*Error](err)
+			if !ok || got.Code != want.Code || got.File != "b" || got.Tensor != "a" || got.Message != wrapped.Error() {
+				t.Errorf("error %v (%+v), want %+v", err, got, want)
+			}
+		})
+	}
+	e.Err = errors.New("out of luck")
+	if _, err := c.Stats(t.Context()); CodeOf(err) != CodeInternal || !strings.Contains(err.Error(), "out of luck") {
+		t.Errorf("error %v, want one of code internal with its text", err)
+	}
+}
+
+func TestLoadStates(t *testing.T) {
+	e := &Echo{Width: 1}
+	c := serveEcho(t, e)
+	s := openSteps(t, c)
+	send := func(op Op) error {
+		p, err := s.Send(op)
+		if err != nil {
+			return err
+		}
+		_, err = p.Wait(t.Context())
+		return err
+	}
+	if err := send(Reservation{Seq: 1}); CodeOf(err) != CodeNotLoaded {
+		t.Errorf("a reservation before the load: %v", err)
+	}
+	if err := send(Release{Seq: 1}); err != nil {
+		t.Errorf("a release before the load: %v", err)
+	}
+	loadEcho(t, c, nil)
+	_, err := c.Load(t.Context(), LoadRequest{Layers: LayerRange{0, 1}, Region: echoLayout}, nil)
+	if CodeOf(err) != CodeInvalid || !strings.Contains(err.Error(), "unload") {
+		t.Errorf("a load over a load: %v", err)
+	}
+	if err := c.Unload(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if err := send(Reservation{Seq: 1}); CodeOf(err) != CodeNotLoaded {
+		t.Errorf("a reservation after the unload: %v", err)
+	}
+	loadEcho(t, c, func(r *LoadRequest) { r.Region.InBytes *= 2 })
+	if err := send(row(c, 1, 1, 5)); err != nil {
+		t.Errorf("a step after another layout: %v", err)
+	}
+}
+
+func TestLoadProgress(t *testing.T) {
+	e := &Echo{Width: 1, OnLoad: func(_ context.Context, progress func(LoadProgress)) error {
+		for i := range int64(1000) {
+			progress(LoadProgress{Loaded: i + 1, Total: 1000, Tensor: "w"})
+		}
+		return nil
+	}}
+	c := serveEcho(t, e)
+	var seen []LoadProgress
+	_, err := c.Load(t.Context(), LoadRequest{Layers: LayerRange{0, 1}, Region: echoLayout}, func(p LoadProgress) { seen = append(seen, p) })
+	if err != nil {
+		t.Fatal(err)
+	}
+	if len(seen) == 0 || seen[len(seen)-1] != (LoadProgress{1000, 1000, "w"}) {
+		t.Errorf("progress %v, want it to end at 1000 of 1000", seen)
+	}
+}
+
+func TestLoadGivenUp(t *testing.T) {
+	ctx, cancel := context.WithCancel(t.Context())
+	e := &Echo{Width: 1, OnLoad: func(ctx context.Context, _ func(LoadProgress)) error {
+		cancel()
+		<-ctx.Done()
+		return ctx.Err()
+	}}
+	c := serveEcho(t, e)
+	if _, err := c.Load(ctx, LoadRequest{Layers: LayerRange{0, 1}, Region: echoLayout}, nil); !errors.Is(err, context.Canceled) {
+		t.Errorf("error %v, want the context's", err)
+	}
+	e.OnLoad = nil
+	loadEcho(t, c, nil)
+}
+
+// TestBadAnswers has the executor answer what the host could not use.
+func TestBadAnswers(t *testing.T) {
+	for name, c := range map[string]struct {
+		want   Want
+		answer StepResult
+		text   string
+	}{
+		"no answer":          {WantToken, StepResult{}, "without an answer"},
+		"no such token":      {WantToken, StepResult{Seqs: []SeqResult{{Seq: 1, Token: 8}}}, "token 8 of 8"},
+		"no scores":          {WantScores, StepResult{Seqs: []SeqResult{{Seq: 1}}}, "0 scores, want 1"},
+		"no logits":          {WantLogits, StepResult{Seqs: []SeqResult{{Seq: 1}}}, "want [1, 8] float32"},
+		"logits on the heap": {WantLogits, StepResult{Seqs: []SeqResult{{Seq: 1, Logits: Tensor{DtypeFloat32, 1, 8, make([]byte, 32)}}}}, "does not lie in its slot"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			e := &headEcho{Echo: Echo{Width: 1, Head: 8}, answer: c.answer}
+			client, stop, err := InProcess(e)
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer stop()
+			loadEcho(t, client, func(r *LoadRequest) { r.HasHead = true })
+			s := openSteps(t, client)
+			step := row(client, 1, 0, 0)
+			step.Seqs[0].Want = c.want
+			if c.want == WantScores {
+				step.Seqs[0].Targets = []int32{0}
+			}
+			p, err := s.Send(step)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if _, err := p.Wait(t.Context()); err == nil || CodeOf(err) != CodeInternal || !strings.Contains(err.Error(), c.text) {
+				t.Errorf("error %v, want one of code internal about %q", err, c.text)
+			}
+		})
+	}
+}
+
+// headEcho answers every step the same.
+type headEcho struct {
+	Echo
+	answer StepResult
+}
+
+func (h *headEcho) Step(context.Context, *Step) (*StepResult, error) { return &h.answer, nil }
+
+func TestCloseFailsWhatIsInFlight(t *testing.T) {
+	entered := make(chan struct{}, 1)
+	c := serveEcho(t, &Echo{Width: 1, OnStep: func(ctx context.Context, _ *Step) error {
+		entered <- struct{}{}
+		<-ctx.Done()
+		return ctx.Err()
+	}})
+	loadEcho(t, c, nil)
+	s := openSteps(t, c)
+	p, err := s.Send(row(c, 1, 0, 0))
+	if err != nil {
+		t.Fatal(err)
+	}
+	<-entered
+	if _, err := c.OpenSteps(t.Context()); err == nil {
+		t.Error("a second stream was opened beside the first")
+	}
+	if err := s.Close(); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := p.Wait(t.Context()); !errors.Is(err, ErrExecutorGone) {
+		t.Errorf("error %v, want ErrExecutorGone", err)
+	}
+	if _, err := s.Send(Release{}); !errors.Is(err, ErrExecutorGone) {
+		t.Errorf("a send after the close: %v, want ErrExecutorGone", err)
+	}
+	again := openSteps(t, c)
+	released, err := again.Send(Release{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := released.Wait(t.Context()); err != nil {
+		t.Errorf("an operation on the next stream: %v", err)
+	}
+}
+
+func TestPending(t *testing.T) {
+	p := NewPending()
+	canceled, cancel := context.WithCancel(t.Context())
+	cancel()
+	if _, err := p.Wait(canceled); !errors.Is(err, context.Canceled) {
+		t.Errorf("error %v, want the context's", err)
+	}
+	want := &StepResult{ID: 3}
+	p.Complete(want, nil)
+	p.Complete(nil, errors.New("too late"))
+	<-p.Done()
+	if got, err := p.Wait(t.Context()); got != want || err != nil {
+		t.Errorf("answer %v, %v, want the first", got, err)
+	}
+}
+
+func TestPing(t *testing.T) {
+	c := serveEcho(t, &Echo{Width: 1})
+	if err := c.Ping(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+}
