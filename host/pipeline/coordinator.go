@@ -1,0 +1,444 @@
+package pipeline
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"slices"
+	"sync"
+
+	"github.com/mlxcel/mlxcel/host/schedule"
+	"github.com/mlxcel/mlxcel/sdk"
+)
+
+// coordinator gives the stages their orders and gathers what comes of them. It starts no goroutines: everything
+// runs on its callers' and its reporters'. It is safe for concurrent use; steps over different sequences overlap.
+type coordinator struct {
+	epoch      uint64
+	stages     []StagePort
+	microBatch int // sequences per micro-batch at most
+	maxRows    int // rows per micro-batch at most
+
+	order  sync.Mutex // held while an order goes to every stage, so that all stages see the same order
+	lastID uint64     // guarded by order
+
+	mu    sync.Mutex // never held while a stage is called
+	calls map[uint64]*call
+	seqs  map[sdk.SeqID]*sequence
+	down  error // why nothing goes any more
+
+	isDown chan struct{} // closed once down is set
+}
+
+// sequence is what the coordinator knows of a reserved sequence.
+type sequence struct {
+	busy bool // an order that must end first is under way
+}
+
+// call is an order whose end somebody waits for.
+type call struct {
+	signal  chan struct{} // something changed; holds one token
+	left    int           // reports to come
+	errs    []error       // of operations, by arrival
+	plan    *StepPlan
+	done    []bool // micro-batches finished or failed
+	failed  []int  // micro-batches failed and not yet given up
+	causes  []failedMicroBatch
+	results []sdk.SeqResult
+}
+
+type failedMicroBatch struct {
+	mb  int
+	err error
+}
+
+func newCoordinator(epoch uint64, microBatch, maxRows int) *coordinator {
+	return &coordinator{
+		epoch: epoch, microBatch: microBatch, maxRows: maxRows,
+		calls: map[uint64]*call{}, seqs: map[sdk.SeqID]*sequence{},
+		isDown: make(chan struct{}),
+	}
+}
+
+// Reserve is Pipeline's.
+func (c *coordinator) Reserve(ctx context.Context, r sdk.Reservation) error {
+	if ctx.Err() != nil {
+		return context.Cause(ctx)
+	}
+	if err := c.addSequence(r.Seq); err != nil {
+		return err
+	}
+	return c.create(ctx, r.Seq, r)
+}
+
+// Fork is Pipeline's.
+func (c *coordinator) Fork(ctx context.Context, from, to sdk.SeqID) error {
+	if ctx.Err() != nil {
+		return context.Cause(ctx)
+	}
+	if err := c.acquire(from); err != nil {
+		return err
+	}
+	defer c.giveBack(from)
+	if err := c.addSequence(to); err != nil {
+		return err
+	}
+	return c.create(ctx, to, sdk.ForkOp{From: from, To: to})
+}
+
+// create carries out op, which makes seq. A stage that refuses, or a caller that gives up, undoes it everywhere.
+func (c *coordinator) create(ctx context.Context, seq sdk.SeqID, op sdk.Op) error {
+	if err := c.operate(ctx, op); err != nil {
+		c.discard(seq)
+		return err
+	}
+	c.giveBack(seq)
+	return nil
+}
+
+// Release is Pipeline's.
+func (c *coordinator) Release(ctx context.Context, seq sdk.SeqID) error {
+	c.mu.Lock()
+	_, reserved := c.seqs[seq]
+	delete(c.seqs, seq)
+	c.mu.Unlock()
+	if !reserved {
+		return nil
+	}
+	return c.operate(ctx, sdk.Release{Seq: seq})
+}
+
+// Truncate is Pipeline's.
+func (c *coordinator) Truncate(ctx context.Context, seq sdk.SeqID, length int) error {
+	if ctx.Err() != nil {
+		return context.Cause(ctx)
+	}
+	if err := c.acquire(seq); err != nil {
+		return err
+	}
+	if err := c.operate(ctx, sdk.Truncation{Seq: seq, Length: length}); err != nil {
+		c.discard(seq)
+		return err
+	}
+	c.giveBack(seq)
+	return nil
+}
+
+// Step is Pipeline's.
+func (c *coordinator) Step(ctx context.Context, seqs []sdk.SeqStep) ([]sdk.SeqResult, error) {
+	if ctx.Err() != nil {
+		return nil, context.Cause(ctx)
+	}
+	plan, err := c.plan(seqs)
+	if err != nil || len(seqs) == 0 {
+		return nil, err
+	}
+	if err := c.acquire(plan.IDs...); err != nil {
+		return nil, err
+	}
+	call := newStepCall(plan)
+	id, err := c.give(Order{Plan: plan}, call)
+	if err != nil {
+		c.giveBack(plan.IDs...)
+		return nil, err
+	}
+	for {
+		select {
+		case <-call.signal:
+		case <-ctx.Done():
+			c.abandon(id, plan)
+			return nil, context.Cause(ctx)
+		}
+		failed, ended := c.progress(id, call)
+		for _, mb := range failed {
+			c.giveUp(id, plan, mb)
+		}
+		if ended {
+			c.giveBack(plan.IDs...) // those that were given up are unknown by now
+			return call.results, call.stepError()
+		}
+	}
+}
+
+// plan cuts a batch into micro-batches.
+func (c *coordinator) plan(seqs []sdk.SeqStep) (*StepPlan, error) {
+	p := &StepPlan{Seqs: seqs, IDs: make([]sdk.SeqID, len(seqs)), Cuts: make([]int, 1, 2+len(seqs)/c.microBatch)}
+	for i := range seqs {
+		p.IDs[i] = seqs[i].Seq
+		if n := len(seqs[i].Tokens); n < 1 || n > c.maxRows {
+			return nil, sdk.Errorf(sdk.CodeInvalid, "a step of %d rows for sequence %d: want 1 to %d, the prefill chunk", n, seqs[i].Seq, c.maxRows)
+		}
+	}
+	for _, end := range schedule.Split(len(seqs), c.microBatch, c.maxRows, func(i int) int { return len(seqs[i].Tokens) }) {
+		p.Cuts = append(p.Cuts, end)
+	}
+	return p, nil
+}
+
+// operate carries out an operation on every stage.
+func (c *coordinator) operate(ctx context.Context, op sdk.Op) error {
+	call := &call{signal: make(chan struct{}, 1), left: len(c.stages)}
+	id, err := c.give(Order{Op: op}, call)
+	if err != nil {
+		return err
+	}
+	for {
+		select {
+		case <-call.signal:
+		case <-ctx.Done():
+			c.forget(id)
+			return context.Cause(ctx)
+		}
+		if _, ended := c.progress(id, call); ended {
+			return call.opError()
+		}
+	}
+}
+
+// give hands an order to every stage. call is nil when nobody waits for its end.
+func (c *coordinator) give(o Order, call *call) (uint64, error) {
+	c.order.Lock()
+	defer c.order.Unlock()
+	o.Epoch, o.ID = c.epoch, c.lastID+1
+	if err := c.register(o.ID, call); err != nil {
+		return 0, err
+	}
+	c.lastID = o.ID
+	for _, s := range c.stages {
+		s.Order(o)
+	}
+	return o.ID, nil
+}
+
+func (c *coordinator) register(id uint64, call *call) error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.down != nil {
+		return c.down
+	}
+	if call != nil {
+		c.calls[id] = call
+	}
+	return nil
+}
+
+func (c *coordinator) forget(id uint64) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	delete(c.calls, id)
+}
+
+// progress takes what has happened to a call since it was last asked. An ended call is no longer reported to.
+func (c *coordinator) progress(id uint64, call *call) (failed []int, ended bool) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	failed, call.failed = call.failed, nil
+	if call.left == 0 {
+		delete(c.calls, id)
+	}
+	return failed, call.left == 0
+}
+
+// giveUp ends a failed micro-batch: no stage waits for it any more, and its sequences, whose state is unknown now,
+// are released.
+func (c *coordinator) giveUp(step uint64, plan *StepPlan, mb int) {
+	for _, s := range c.stages {
+		s.Abort(Tag{Epoch: c.epoch, Step: step, MicroBatch: mb})
+	}
+	c.discard(plan.ids(mb)...)
+}
+
+// abandon ends a step that its caller gave up.
+func (c *coordinator) abandon(step uint64, plan *StepPlan) {
+	c.forget(step)
+	for mb := range plan.MicroBatches() {
+		c.giveUp(step, plan, mb)
+	}
+}
+
+// discard releases sequences everywhere without waiting for it.
+func (c *coordinator) discard(seqs ...sdk.SeqID) {
+	c.mu.Lock()
+	for _, seq := range seqs {
+		delete(c.seqs, seq)
+	}
+	c.mu.Unlock()
+	for _, seq := range seqs {
+		// It fails only when the pipeline is down, and then nothing is left to release.
+		_, _ = c.give(Order{Op: sdk.Release{Seq: seq}}, nil)
+	}
+}
+
+// addSequence makes a new sequence known, busy until its creation ends.
+func (c *coordinator) addSequence(seq sdk.SeqID) error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.seqs[seq] != nil {
+		return sdk.Errorf(sdk.CodeInvalid, "sequence %d is reserved already", seq)
+	}
+	c.seqs[seq] = &sequence{busy: true}
+	return nil
+}
+
+// acquire marks idle sequences as busy, all or none. A sequence may not be scheduled again before what it has
+// under way has ended: its next token is not known.
+func (c *coordinator) acquire(seqs ...sdk.SeqID) error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for i, seq := range seqs {
+		s := c.seqs[seq]
+		var err *sdk.Error
+		switch {
+		case s == nil:
+			err = sdk.Errorf(sdk.CodeUnknownSequence, "sequence %d is not reserved", seq)
+		case s.busy:
+			err = sdk.Errorf(sdk.CodeInvalid, "sequence %d is in a step already", seq)
+		default:
+			s.busy = true
+			continue
+		}
+		for _, taken := range seqs[:i] {
+			c.seqs[taken].busy = false
+		}
+		return err
+	}
+	return nil
+}
+
+// giveBack marks sequences as idle; those released meanwhile are unknown.
+func (c *coordinator) giveBack(seqs ...sdk.SeqID) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for _, seq := range seqs {
+		if s := c.seqs[seq]; s != nil {
+			s.busy = false
+		}
+	}
+}
+
+// shutDown ends every call with err and refuses all that come later. Only the first counts.
+func (c *coordinator) shutDown(err error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.down != nil {
+		return
+	}
+	c.down = err
+	close(c.isDown)
+	for _, call := range c.calls {
+		if call.plan == nil {
+			call.errs = append(call.errs, err)
+		} else {
+			for mb, done := range call.done {
+				if !done {
+					call.causes = append(call.causes, failedMicroBatch{mb, err})
+				}
+			}
+		}
+		call.left = 0
+		call.wake()
+	}
+	clear(c.calls)
+}
+
+// Answered is Reporter's.
+func (c *coordinator) Answered(_ int, epoch, order uint64, err error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	call := c.calls[order]
+	if epoch != c.epoch || call == nil || call.plan != nil || call.left == 0 {
+		return
+	}
+	if err != nil {
+		call.errs = append(call.errs, err)
+	}
+	if call.left--; call.left == 0 {
+		call.wake()
+	}
+}
+
+// Finished is Reporter's.
+func (c *coordinator) Finished(t Tag, results []sdk.SeqResult) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	call := c.callOf(t)
+	if call == nil {
+		return
+	}
+	copy(call.results[call.plan.Cuts[t.MicroBatch]:call.plan.Cuts[t.MicroBatch+1]], results)
+	call.end(t.MicroBatch)
+	if call.left == 0 {
+		call.wake()
+	}
+}
+
+// Failed is Reporter's.
+func (c *coordinator) Failed(t Tag, err *StageError) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	call := c.callOf(t)
+	if call == nil {
+		return
+	}
+	call.end(t.MicroBatch)
+	call.failed = append(call.failed, t.MicroBatch)
+	call.causes = append(call.causes, failedMicroBatch{t.MicroBatch, err})
+	call.wake()
+}
+
+// Lost is Reporter's: everything in flight ends at once.
+func (c *coordinator) Lost(epoch uint64, err *StageError) {
+	if epoch == c.epoch {
+		c.shutDown(err)
+	}
+}
+
+// callOf returns the call that still waits for a micro-batch; nil for late and stray reports, which are dropped.
+func (c *coordinator) callOf(t Tag) *call {
+	call := c.calls[t.Step]
+	if t.Epoch != c.epoch || call == nil || call.plan == nil || t.MicroBatch < 0 || t.MicroBatch >= len(call.done) || call.done[t.MicroBatch] {
+		return nil
+	}
+	return call
+}
+
+func newStepCall(plan *StepPlan) *call {
+	n := plan.MicroBatches()
+	c := &call{signal: make(chan struct{}, 1), left: n, plan: plan, done: make([]bool, n), results: make([]sdk.SeqResult, len(plan.Seqs))}
+	for i, seq := range plan.IDs {
+		c.results[i] = sdk.SeqResult{Seq: seq, Token: -1}
+	}
+	return c
+}
+
+func (c *call) end(mb int) {
+	c.done[mb] = true
+	c.left--
+}
+
+func (c *call) wake() {
+	select {
+	case c.signal <- struct{}{}:
+	default:
+	}
+}
+
+// opError returns what stages made of an operation: nil, the one error, or all of them.
+func (c *call) opError() error {
+	if len(c.errs) == 1 {
+		return c.errs[0]
+	}
+	return errors.Join(c.errs...)
+}
+
+func (c *call) stepError() error {
+	if len(c.causes) == 0 {
+		return nil
+	}
+	slices.SortFunc(c.causes, func(a, b failedMicroBatch) int { return cmp.Compare(a.mb, b.mb) })
+	e := &StepError{}
+	for _, f := range c.causes {
+		e.Failures = append(e.Failures, StepFailure{Seqs: c.plan.ids(f.mb), Err: f.err})
+	}
+	return e
+}

@@ -1,0 +1,93 @@
+package pipeline
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+
+	"github.com/mlxcel/mlxcel/sdk"
+)
+
+// ErrClosed is what calls on a closed pipeline end with.
+var ErrClosed = errors.New("pipeline is closed")
+
+// Phase is what a stage was doing.
+type Phase string
+
+const (
+	PhaseLaunch   Phase = "launch"
+	PhaseLoad     Phase = "load"
+	PhaseIdle     Phase = "idle"
+	PhaseReserve  Phase = "reserve"
+	PhaseRelease  Phase = "release"
+	PhaseTruncate Phase = "truncate"
+	PhaseFork     Phase = "fork"
+	PhasePrefill  Phase = "prefill"
+	PhaseDecode   Phase = "decode"
+	PhaseReceive  Phase = "receive" // taking in activations of the stage before
+)
+
+// StageError is a failure of one stage. Err is the executor's own error, or says how its process ended, with the
+// last lines of its log.
+type StageError struct {
+	Stage  int
+	Plugin string // the executor binary; the family while none has been launched
+	Phase  Phase
+	Err    error
+}
+
+func (e *StageError) Error() string {
+	return fmt.Sprintf("stage %d (%s) failed in %s: %v", e.Stage, e.Plugin, e.Phase, e.Err)
+}
+
+func (e *StageError) Unwrap() error { return e.Err }
+
+// StepError says which sequences of a step failed. The results of the others are valid.
+type StepError struct {
+	Failures []StepFailure
+}
+
+// StepFailure is a micro-batch that failed. Its sequences have been released on every stage.
+type StepFailure struct {
+	Seqs []sdk.SeqID
+	Err  error // a *StageError, or ErrClosed
+}
+
+func (e *StepError) Error() string {
+	text := e.Failures[0].Err.Error()
+	if more := len(e.Failures) - 1; more > 0 {
+		text += fmt.Sprintf(" (and %d more micro-batches failed)", more)
+	}
+	return text
+}
+
+func (e *StepError) Unwrap() []error {
+	errs := make([]error, len(e.Failures))
+	for i, f := range e.Failures {
+		errs[i] = f.Err
+	}
+	return errs
+}
+
+// Of returns what failed for a sequence, nil when nothing did.
+func (e *StepError) Of(seq sdk.SeqID) error {
+	for _, f := range e.Failures {
+		if slices.Contains(f.Seqs, seq) {
+			return f.Err
+		}
+	}
+	return nil
+}
+
+// opPhase returns the phase that an operation is.
+func opPhase(op sdk.Op) Phase {
+	switch op.(type) {
+	case sdk.Reservation:
+		return PhaseReserve
+	case sdk.Truncation:
+		return PhaseTruncate
+	case sdk.ForkOp:
+		return PhaseFork
+	}
+	return PhaseRelease
+}
