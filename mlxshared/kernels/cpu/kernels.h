@@ -1,0 +1,125 @@
+// CPU kernels for the operations that carry a transformer's work.
+//
+// Numerics. Every reduction runs in one canonical order that depends only on the row's own length and
+// absolute positions, never on batch, chunk, thread count or instruction set: sixteen float32 lanes, lane
+// i%16 accumulating element i in ascending order with fused multiply-add, then a fixed pairwise tree
+// (8, 4, 2, 1). Weights are dequantized to float32 (fma(q, scale, bias)) before they enter the sum, inputs
+// of any dtype are widened to float32, and results are rounded once, to nearest even. AVX-512, AVX2+FMA, NEON and
+// the plain path therefore give the same bits.
+#ifndef MLXCEL_KERNELS_CPU_H
+#define MLXCEL_KERNELS_CPU_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+typedef enum { MK_F32 = 0, MK_F16 = 1, MK_BF16 = 2 } mk_dtype;
+
+typedef enum {
+  MK_ISA_AUTO = 0,
+  MK_ISA_PLAIN = 1,
+  MK_ISA_AVX2 = 2,
+  MK_ISA_AVX512 = 3,
+  MK_ISA_NEON = 4
+} mk_isa;
+
+// The best instruction set that this machine runs.
+mk_isa mk_best_isa(void);
+
+// A fixed team of threads that splits the rows of an operation. threads counts the caller: 1 starts none.
+// Idle members spin for a bounded time, then sleep. One operation runs in a pool at a time.
+typedef struct mk_pool mk_pool;
+mk_pool *mk_pool_new(int threads, mk_isa isa); // isa MK_ISA_AUTO picks the best; NULL if the machine lacks it
+void mk_pool_free(mk_pool *);
+int mk_pool_threads(const mk_pool *);
+mk_isa mk_pool_isa(const mk_pool *);
+
+typedef enum {
+  MK_DENSE = 0,   // data [rows, cols] in dtype
+  MK_AFFINE = 1,  // data uint32 [rows, cols*bits/32], scales and biases [rows, cols/group] in dtype; bits 2,3,4,5,6,8
+  MK_MXFP4 = 2,   // data uint32 [rows, cols/8] of E2M1, scales uint8 E8M0 [rows, cols/32]
+  MK_MXFP8 = 3,   // data uint32 [rows, cols/4] of E4M3, scales uint8 E8M0 [rows, cols/32]
+  MK_NVFP4 = 4    // data uint32 [rows, cols/8] of E2M1, scales uint8 E4M3 [rows, cols/16]
+} mk_format;
+
+// A weight matrix in MLX's layout: row-major, output features by input features. Pointers are borrowed and
+// need no alignment beyond that of one byte.
+typedef struct {
+  mk_format format;
+  mk_dtype dtype; // of data (dense) or of scales and biases (affine)
+  int bits;
+  int group;
+  int64_t rows;
+  int64_t cols;
+  const void *data;
+  const void *scales;
+  const void *biases;
+} mk_matrix;
+
+// NULL, or why this matrix cannot be run (a static string).
+const char *mk_matrix_check(const mk_matrix *);
+
+// y[m, rows] = x[m, cols] . w^T + bias. x and y are dense in xt; bias is [rows] in bias_dtype or NULL and is
+// added in float32 before the one rounding.
+void mk_linear(mk_pool *, const mk_matrix *w, const void *bias, mk_dtype bias_dtype, const void *x, mk_dtype xt,
+               void *y, int64_t m);
+
+// y[i, cols] = row ids[i] of w, dequantized and rounded to yt. ids lie in [0, rows).
+void mk_embed(mk_pool *, const mk_matrix *w, const int32_t *ids, int64_t n, void *y, mk_dtype yt);
+
+// y[r, dim] = x / sqrt(mean(x^2) + eps) * weight, all in float32, rounded once. weight [dim] in wt; NULL means ones.
+// weight_offset is added to the weight (1 for families that store weight-1).
+void mk_rms_norm(mk_pool *, const void *x, mk_dtype xt, const void *weight, mk_dtype wt, float weight_offset, float eps,
+                 int64_t rows, int64_t dim, void *y);
+
+// Rotary embedding of x [rows, heads, head_dim] by each row's absolute position. inv_freq [rot_dim/2] holds the angle
+// per position; scale multiplies the rotated part of the input (yarn's mscale; 1 otherwise). traditional rotates
+// neighbours (2i, 2i+1), else halves (i, i + rot_dim/2). Elements past rot_dim are copied. x and y may alias.
+void mk_rope(mk_pool *, const void *x, mk_dtype xt, const int32_t *pos, const float *inv_freq, int64_t rows, int heads,
+             int head_dim, int rot_dim, float scale, int traditional, void *y);
+
+// y[i] = silu(gate[i]) * up[i].
+void mk_silu_mul(mk_pool *, const void *gate, const void *up, mk_dtype t, int64_t n, void *y);
+
+// Keys and values of one sequence in one layer, in blocks of MK_KV_BLOCK positions that never move.
+#define MK_KV_BLOCK 64
+typedef struct mk_kv mk_kv;
+mk_kv *mk_kv_new(int kv_heads, int k_dim, int v_dim, mk_dtype t);
+// A cache with one head whose values are the first v_dim elements of its keys and take no memory (the latent of
+// multi-head latent attention). v_dim <= k_dim. mk_kv_append ignores v.
+mk_kv *mk_kv_new_latent(int k_dim, int v_dim, mk_dtype t);
+void mk_kv_free(mk_kv *);
+int64_t mk_kv_len(const mk_kv *);          // positions held, absolute: one past the last
+size_t mk_kv_bytes(const mk_kv *);         // memory held by blocks
+void mk_kv_truncate(mk_kv *, int64_t len); // drops positions >= len and frees blocks past it
+void mk_kv_drop_before(mk_kv *, int64_t pos); // frees whole blocks that lie before pos (sliding windows)
+mk_kv *mk_kv_fork(const mk_kv *);          // a copy (blocks may be shared copy-on-write)
+// Appends rows [n, kv_heads, dim] at positions pos..pos+n; pos must equal the length. 0, or -1 when memory ran out
+// or pos differs (nothing is changed then).
+int mk_kv_append(mk_kv *, int64_t pos, const void *k, const void *v, int64_t n);
+
+// One sequence's share of an attention call: rows q[row0, row0+n) at absolute positions pos..pos+n over the
+// first pos+n positions of kv (already appended), causal.
+typedef struct {
+  const mk_kv *kv;
+  int64_t row0;
+  int64_t n;
+  int64_t pos;
+} mk_segment;
+
+// y[rows, heads, v_dim] = softmax(scale * q.k, masked causally and to the last `window` positions if window > 0) . v.
+// Grouped query heads: head h reads kv head h / (heads / kv_heads). sinks [heads] float32 or NULL joins the softmax's denominator
+// as one more logit. softcap > 0 applies softcap*tanh(score/softcap) before the mask.
+void mk_attention(mk_pool *, const void *q, mk_dtype t, int heads, float scale, int64_t window, float softcap,
+                  const float *sinks, const mk_segment *segs, int64_t nsegs, void *y);
+
+// The dequantized float32 value of every element of row r (for tests and for tools).
+void mk_dequantize_row(const mk_matrix *w, int64_t r, float *out);
+
+#ifdef __cplusplus
+}
+#endif
+#endif
