@@ -1,0 +1,125 @@
+// The C face of the C++ shim. Nothing here throws: an operation returns NULL (or false) and leaves its error in the
+// scope; other calls set *error to a message that the caller frees.
+#ifndef MLXCEL_MLX_SHIM_H
+#define MLXCEL_MLX_SHIM_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+typedef struct mx_stream mx_stream;
+typedef struct mx_scope mx_scope;
+typedef struct mx_array mx_array;
+typedef struct mx_kv mx_kv;
+
+// Streams and memory.
+enum { MX_ISA_AUTO, MX_ISA_PLAIN, MX_ISA_AVX2, MX_ISA_AVX512, MX_ISA_NEON };
+mx_stream *mx_stream_open(bool gpu, bool kernels, int threads, int isa, char **error);
+bool mx_stream_close(mx_stream *, char **error);
+const char *mx_version(void);
+bool mx_gpu_available(void);
+char *mx_device_name(bool gpu); // the caller frees it
+uint64_t mx_device_total_memory(bool gpu);
+uint64_t mx_device_free_memory(bool gpu);
+uint64_t mx_memory_in_use(mx_stream *);
+uint64_t mx_memory_peak(mx_stream *);
+void mx_memory_reset_peak(void);
+void mx_memory_clear_cache(void);
+void mx_memory_set_limit(size_t);
+void mx_memory_set_cache_limit(size_t);
+
+// Arrays.
+int64_t mx_live_arrays(void); // arrays that exist, over all scopes and callers
+int mx_array_ndim(const mx_array *);
+int mx_array_dim(const mx_array *, int);
+size_t mx_array_size(const mx_array *);
+int mx_array_dtype(const mx_array *);
+void mx_array_free(mx_array *);
+
+// Scopes.
+mx_scope *mx_scope_new(mx_stream *);
+void mx_scope_free(mx_scope *);
+void mx_scope_release(mx_scope *, mx_array *);
+void mx_scope_adopt(mx_scope *, mx_array *);
+const char *mx_scope_error(mx_scope *, int part); // 0 the operation, 1 its inputs, 2 the reason
+bool mx_eval(mx_scope *, mx_array *const *, int n);
+mx_array *mx_from_bytes(mx_scope *, const void *data, size_t bytes, int dtype, const int *shape, int ndim);
+bool mx_copy_to(mx_scope *, mx_array *, void *dst, size_t bytes);
+
+// Operations.
+enum {
+  MX_ADD, MX_SUB, MX_MUL, MX_DIV, MX_MAXIMUM, MX_MINIMUM, MX_POWER, MX_LOGADDEXP, MX_EQUAL, MX_LESS, MX_LESS_EQUAL,
+  MX_GREATER, MX_GREATER_EQUAL, MX_AND, MX_OR, MX_MATMUL
+};
+mx_array *mx_binary(mx_scope *, int op, mx_array *, mx_array *);
+enum {
+  MX_NEG, MX_ABS, MX_EXP, MX_LOG, MX_LOG1P, MX_SQRT, MX_RSQRT, MX_SQUARE, MX_SIGMOID, MX_TANH, MX_ERF, MX_SIN, MX_COS,
+  MX_FLOOR, MX_NOT, MX_CONTIGUOUS
+};
+mx_array *mx_unary(mx_scope *, int op, mx_array *);
+mx_array *mx_where(mx_scope *, mx_array *cond, mx_array *a, mx_array *b);
+mx_array *mx_astype(mx_scope *, mx_array *, int dtype);
+mx_array *mx_view(mx_scope *, mx_array *, int dtype);
+mx_array *mx_scalar(mx_scope *, double, int dtype);
+mx_array *mx_full(mx_scope *, double, int dtype, const int *shape, int ndim);
+mx_array *mx_arange(mx_scope *, double start, double stop, double step, int dtype);
+enum { MX_RESHAPE, MX_BROADCAST_TO, MX_TRANSPOSE, MX_SQUEEZE, MX_EXPAND_DIMS };
+mx_array *mx_shaped(mx_scope *, int op, mx_array *, const int *values, int n);
+mx_array *mx_slice(mx_scope *, mx_array *, const int *start, int nstart, const int *stop, int nstop);
+mx_array *mx_slice_axis(mx_scope *, mx_array *, int axis, int from, int to);
+mx_array *mx_concat(mx_scope *, mx_array *const *, int n, int axis);
+mx_array *mx_take(mx_scope *, mx_array *, mx_array *indices, int axis);
+mx_array *mx_take_along(mx_scope *, mx_array *, mx_array *indices, int axis);
+enum { MX_SUM, MX_MEAN, MX_MAX, MX_MIN, MX_LOGSUMEXP, MX_ARGMAX, MX_ARGMIN, MX_ALL, MX_ANY };
+mx_array *mx_reduce(mx_scope *, int op, mx_array *, int axis, bool keep);
+mx_array *mx_softmax(mx_scope *, mx_array *, int axis, bool precise);
+enum { MX_CUMSUM, MX_SORT, MX_ARGSORT, MX_ARGPARTITION, MX_REPEAT };
+mx_array *mx_along(mx_scope *, int op, mx_array *, int axis, int n);
+
+// Transformer operations; heavy.go describes them.
+typedef struct {
+  int format, bits, group;
+  mx_array *w, *scales, *biases;
+} mx_matrix;
+mx_array *mx_quantize(mx_scope *, mx_array *, int format, int bits, int group, mx_array **scales, mx_array **biases);
+mx_array *mx_dequantize(mx_scope *, const mx_matrix *, int dtype);
+mx_array *mx_linear(mx_scope *, mx_array *x, const mx_matrix *, mx_array *bias);
+mx_array *mx_embedding(mx_scope *, mx_array *ids, const mx_matrix *, int dtype);
+mx_array *mx_rms_norm(mx_scope *, mx_array *x, mx_array *weight, float eps, float offset);
+mx_array *mx_add_rms_norm(mx_scope *, mx_array *x, mx_array *y, mx_array *weight, float eps, float offset,
+                          mx_array **norm);
+mx_array *mx_rope(mx_scope *, mx_array *x, mx_array *pos, mx_array *inv_freq, int head_dim, int rot_dim, float scale,
+                  bool traditional);
+mx_array *mx_silu_mul(mx_scope *, mx_array *gate, mx_array *up);
+
+typedef struct {
+  int heads, kv_heads, head_dim, value_dim;
+  float scale;
+  int64_t window;
+  float softcap;
+  mx_array *sinks;
+} mx_attention_spec;
+typedef struct {
+  mx_kv *kv;
+  int64_t row0, rows, pos;
+} mx_segment;
+mx_array *mx_attention(mx_scope *, mx_array *q, mx_array *k, mx_array *v, const mx_attention_spec *,
+                       const mx_segment *, int n);
+
+// Caches.
+mx_kv *mx_kv_new(mx_stream *, int kv_heads, int k_dim, int v_dim, int dtype, char **error);
+void mx_kv_free(mx_kv *);
+int64_t mx_kv_len(const mx_kv *);
+uint64_t mx_kv_bytes(mx_kv *);
+bool mx_kv_truncate(mx_kv *, int64_t len, char **error);
+bool mx_kv_drop_before(mx_kv *, int64_t pos, char **error);
+mx_kv *mx_kv_fork(mx_kv *, char **error);
+
+#ifdef __cplusplus
+}
+#endif
+#endif
