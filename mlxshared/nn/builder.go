@@ -1,0 +1,41 @@
+package nn
+
+import (
+	"github.com/mlxcel/mlxcel/mlxshared/mlx"
+	"github.com/mlxcel/mlxcel/mlxshared/weights"
+)
+
+// Builder is what modules are made with: the checkpoint's tensors, and the list of states that a sequence on this
+// stage will need. A module adds its state and remembers the slot; a layer that shares another's state keeps that
+// layer's slot instead.
+type Builder struct {
+	*weights.Loader
+	Dtype  mlx.Dtype // of activations
+	States []StateSpec
+}
+
+// AddState returns the slot of a new state.
+func (b *Builder) AddState(s StateSpec) int {
+	b.States = append(b.States, s)
+	return len(b.States) - 1
+}
+
+// Layer is one of a model's repeated blocks.
+type Layer interface {
+	// Forward maps the residual stream [rows, width] to the next layer's.
+	Forward(p *Pass, x mlx.Array) mlx.Array
+	// Kind names the layer for plans, e.g. "attention".
+	Kind() string
+}
+
+// Head turns the last layer's residual stream into logits.
+type Head interface {
+	// Forward maps [rows, width] to float32 [rows, vocabulary].
+	Forward(p *Pass, x mlx.Array) mlx.Array
+}
+
+// Embedder turns token ids into the residual stream.
+type Embedder interface {
+	// Forward maps int32 [rows] to [rows, width] in the activation dtype.
+	Forward(p *Pass, ids mlx.Array) mlx.Array
+}

@@ -1,0 +1,126 @@
+package nn
+
+import (
+	"fmt"
+
+	"github.com/mlxcel/mlxcel/mlxshared/mlx"
+	"github.com/mlxcel/mlxcel/sdk"
+)
+
+// State is what one sequence keeps in one slot of a stage.
+type State interface {
+	// Bytes held now.
+	Bytes() int64
+	// Settle is called after a step with the sequence's new length: what later rows can't see may go.
+	Settle(length int) error
+	// Truncate drops every position at or past length.
+	Truncate(length int) error
+	// Fork makes an independent copy.
+	Fork() (State, error)
+	// Free releases the memory.
+	Free()
+}
+
+// StateSpec makes states and prices them.
+type StateSpec interface {
+	// New makes the empty state of a sequence.
+	New(s *mlx.Stream) (State, error)
+	// BytesAt is what the state holds between steps at length positions. During a step a sliding window holds the
+	// step's rows as well.
+	BytesAt(length int) int64
+	// BytesPerToken is the growth per position before any window is full.
+	BytesPerToken() int64
+	// Window is the number of positions after which the state stops growing; 0 means never.
+	Window() int
+	// Fixed is the part of BytesAt that does not depend on the length.
+	Fixed() int64
+}
+
+// KVBlock is the number of positions by which a cache grows and shrinks.
+const KVBlock = 64
+
+// windowSlack is how many positions beyond its window a sliding layer keeps, so that what a stage ran past a stop
+// string can be truncated.
+const windowSlack = KVBlock
+
+// KVSpec is the keys and values of an attention layer.
+type KVSpec struct {
+	KVHeads          int
+	KeyDim, ValueDim int
+	Sliding          int // positions that a row sees; 0 for all
+	Dtype            mlx.Dtype
+}
+
+// New makes an empty cache.
+func (k KVSpec) New(s *mlx.Stream) (State, error) {
+	c, err := s.NewKVCache(k.KVHeads, k.KeyDim, k.ValueDim, k.Dtype)
+	if err != nil {
+		return nil, err
+	}
+	return &kvState{spec: k, cache: c}, nil
+}
+
+// BytesPerToken is the keys and values of one position.
+func (k KVSpec) BytesPerToken() int64 {
+	return int64(k.KVHeads) * int64(k.KeyDim+k.ValueDim) * int64(k.Dtype.Size())
+}
+
+// BytesAt counts whole blocks.
+func (k KVSpec) BytesAt(length int) int64 {
+	blocks := (length+KVBlock-1)/KVBlock - k.firstKept(length)/KVBlock
+	return int64(blocks) * KVBlock * k.BytesPerToken()
+}
+
+// Window is the positions that a full sliding cache holds between steps, in whole blocks.
+func (k KVSpec) Window() int {
+	if k.Sliding == 0 {
+		return 0
+	}
+	const partial = KVBlock - 1 // at either end
+	return (k.Sliding + windowSlack + 2*partial) / KVBlock * KVBlock
+}
+
+// Fixed is 0: a cache starts empty.
+func (k KVSpec) Fixed() int64 { return 0 }
+
+// firstKept is the first position still held after a step that ended at length.
+func (k KVSpec) firstKept(length int) int {
+	if k.Sliding == 0 {
+		return 0
+	}
+	return max(0, length+1-k.Sliding-windowSlack) / KVBlock * KVBlock
+}
+
+type kvState struct {
+	spec  KVSpec
+	cache *mlx.KVCache
+	first int // positions before it are gone
+}
+
+func (s *kvState) Bytes() int64 { return int64(s.cache.Bytes()) }
+
+func (s *kvState) Settle(length int) error {
+	keep := s.spec.firstKept(length)
+	if keep <= s.first {
+		return nil
+	}
+	s.first = keep
+	return s.cache.DropBefore(keep)
+}
+
+func (s *kvState) Truncate(length int) error {
+	if needed := length + 1 - s.spec.Sliding; s.first > 0 && needed < s.first && length < s.cache.Len() {
+		return sdk.Errorf(sdk.CodeUnsupported, "can't truncate a sliding window of %d to %d positions: those before %d are gone; release the sequence", s.spec.Sliding, length, s.first)
+	}
+	return s.cache.Truncate(length)
+}
+
+func (s *kvState) Fork() (State, error) {
+	c, err := s.cache.Fork()
+	if err != nil {
+		return nil, fmt.Errorf("forking a cache: %w", err)
+	}
+	return &kvState{spec: s.spec, cache: c, first: s.first}, nil
+}
+
+func (s *kvState) Free() { s.cache.Free() }

@@ -1,0 +1,355 @@
+package weights
+
+import (
+	"context"
+	"fmt"
+	"path/filepath"
+	"slices"
+	"strings"
+
+	"github.com/mlxcel/mlxcel/mlxshared/mlx"
+	"github.com/mlxcel/mlxcel/sdk"
+	"github.com/mlxcel/mlxcel/sdk/config"
+	"github.com/mlxcel/mlxcel/sdk/safetensors"
+)
+
+// Options configure a Loader.
+type Options struct {
+	Store *Store     // nil estimates sizes from the config alone
+	Rules Rules      // of config.json
+	Names Names      // of the family
+	Plain mlx.Dtype  // of floating tensors where there is no Store
+	Scope *mlx.Scope // nil plans: nothing is read, tensors are the zero Array
+}
+
+// Bounds of what a config may ask for: beyond them it is broken, and sums of bytes stay within int64.
+const (
+	maxDim   = 1 << 24
+	maxBytes = 1 << 60
+)
+
+// Loader hands a model's tensors to its modules. It works in three ways that ask and check the same: it copies tensors
+// into MLX arrays; it plans from the headers; or it plans from the config. Planning adds up bytes, so what Inspect
+// tells is what a load will hold.
+//
+// The first failure sticks: later calls return zero values, and Err reports it, so that a family reads like a list of
+// its modules. A matrix asked for twice is loaded and counted once.
+type Loader struct {
+	o        Options
+	err      error
+	bytes    int64
+	used     map[string]bool
+	matrices map[string]*mlx.Matrix
+	dtypes   map[string]mlx.Dtype // of matrices' values, by path
+	packed   []string             // distinct quantizations, in the order met
+	arrays   []mlx.Array
+
+	// Loaded, if set, is called after every tensor with its name and the bytes so far.
+	Loaded func(tensor string, bytes int64)
+	// Context, if set, ends the load when it is done.
+	Context context.Context
+}
+
+// NewLoader makes a Loader.
+func NewLoader(o Options) *Loader {
+	return &Loader{o: o, used: map[string]bool{}, matrices: map[string]*mlx.Matrix{}, dtypes: map[string]mlx.Dtype{}}
+}
+
+// Err is the first failure.
+func (l *Loader) Err() error { return l.err }
+
+// Bytes is the size of the tensors given out so far.
+func (l *Loader) Bytes() int64 { return l.bytes }
+
+// Tensors is the number of tensors given out so far.
+func (l *Loader) Tensors() int { return len(l.used) }
+
+// Exact reports whether sizes come from the checkpoint and not from the config alone.
+func (l *Loader) Exact() bool { return l.o.Store != nil }
+
+// Planning reports that arrays are zero because nothing is read.
+func (l *Loader) Planning() bool { return l.o.Scope == nil }
+
+// Quantization lists the ways in which the matrices given out are packed, "none" if none is.
+func (l *Loader) Quantization() string {
+	if len(l.packed) == 0 {
+		return "none"
+	}
+	return strings.Join(l.packed, ", ")
+}
+
+// Free releases every array given out. Nothing may use them any more.
+func (l *Loader) Free() {
+	for _, a := range l.arrays {
+		a.Free()
+	}
+	l.arrays, l.matrices = nil, map[string]*mlx.Matrix{}
+}
+
+// Constant makes an array of values that a module computed from the config. It does not count as weights.
+func (l *Loader) Constant(values []float32) mlx.Array {
+	if l.err != nil || l.Planning() {
+		return mlx.Array{}
+	}
+	return l.keep(l.o.Scope.FromFloat32s(values, len(values)))
+}
+
+// Vector returns the floating tensor of that name with n elements.
+func (l *Loader) Vector(name string, n int) mlx.Array {
+	return l.floating(name, n)
+}
+
+// Matrix returns the weight of the module at path: rows output features by cols input features, packed or plain as
+// the checkpoint has it.
+func (l *Loader) Matrix(path string, rows, cols int) *mlx.Matrix {
+	if m, ok := l.matrices[path]; ok || l.err != nil {
+		return m
+	}
+	if rows > maxDim || cols > maxDim {
+		l.fail(sdk.Errorf(sdk.CodeInvalid, "%s: sizes in %s ask for a matrix of %d by %d; at most %d is believed", path, config.FileName, rows, cols, maxDim))
+		return nil
+	}
+	var m *mlx.Matrix
+	if l.o.Store == nil {
+		m = l.estimateMatrix(path, rows, cols)
+	} else if q := l.quantization(path, rows, cols); q != nil {
+		m = l.packedMatrix(path, rows, cols, *q)
+	} else {
+		m = &mlx.Matrix{Format: mlx.Dense, W: l.floating(path+".weight", rows, cols)}
+		l.dtypes[path] = l.headerDtype(path + ".weight")
+	}
+	if l.err != nil {
+		return nil
+	}
+	l.matrices[path] = m
+	return m
+}
+
+// MatrixDtype is the floating type of a matrix's values: of its scales if it is packed. The microscaling formats have
+// no such type and count as bfloat16, as in MLX. The matrix must have been given out.
+func (l *Loader) MatrixDtype(path string) mlx.Dtype { return l.dtypes[path] }
+
+// quantization says how the module at path is packed, nil if it is not.
+func (l *Loader) quantization(path string, rows, cols int) *Quantization {
+	override, named := l.o.Rules.Overrides[path]
+	scales, packed := l.o.Store.Lookup(path + ".scales")
+	switch {
+	case named:
+		return override
+	case !packed:
+		return nil
+	}
+	q, err := l.infer(path, rows, cols, &scales)
+	if err != nil {
+		l.fail(err)
+	}
+	return q
+}
+
+// infer finds bits and group from the shapes, and the format from the scales' type, as mlx_lm's infer_quant_config.
+func (l *Loader) infer(path string, rows, cols int, scales *safetensors.Tensor) (*Quantization, error) {
+	weight, ok := l.o.Store.Lookup(path + ".weight")
+	if !ok {
+		return nil, l.missing(path + ".weight")
+	}
+	for _, t := range []*safetensors.Tensor{&weight, scales} {
+		if len(t.Shape) != 2 || t.Shape[0] != int64(rows) || t.Shape[1] < 1 {
+			return nil, corrupt(t, "has shape %v, %s asks for %d packed rows", t.Shape, config.FileName, rows)
+		}
+	}
+	q := Quantization{Format: mlx.Affine, Bits: int(weight.Shape[1] * 32 / int64(cols)), Group: cols / int(scales.Shape[1])}
+	if scales.Dtype == "U8" {
+		for _, m := range modes {
+			if m.Format != mlx.Affine && m.Bits == q.Bits && m.Group == q.Group {
+				return &m, nil
+			}
+		}
+		return nil, corrupt(scales, "8-bit scales with %d bits and groups of %d fit no format", q.Bits, q.Group)
+	}
+	if !slices.Contains(affineBits, q.Bits) {
+		return nil, corrupt(&weight, "has shape %v, which packs %d input features in %d bits; MLX packs %v", weight.Shape, cols, q.Bits, affineBits)
+	}
+	if !slices.Contains(affineGroups, q.Group) {
+		return nil, corrupt(scales, "has shape %v, which groups %d input features by %d; MLX groups by %v", scales.Shape, cols, q.Group, affineGroups)
+	}
+	return &q, nil
+}
+
+func (l *Loader) packedMatrix(path string, rows, cols int, q Quantization) *mlx.Matrix {
+	if cols%q.Group != 0 || cols*q.Bits%32 != 0 {
+		l.fail(&sdk.Error{Code: sdk.CodeCorrupt, Tensor: path + ".weight", Message: fmt.Sprintf(
+			"%s: %d input features do not divide into %s; compare quantization and sizes in %s", path, cols, q, config.FileName)})
+		return nil
+	}
+	m := &mlx.Matrix{Format: q.Format, Bits: q.Bits, Group: q.Group}
+	m.W = l.tensor(path+".weight", []string{"U32"}, rows, cols*q.Bits/32)
+	if q.Format == mlx.Affine {
+		m.Scales = l.floating(path+".scales", rows, cols/q.Group)
+		m.Biases = l.floating(path+".biases", rows, cols/q.Group)
+		l.dtypes[path] = l.headerDtype(path + ".scales")
+	} else {
+		m.Scales = l.tensor(path+".scales", []string{"U8"}, rows, cols/q.Group)
+		l.dtypes[path] = mlx.BFloat16
+	}
+	l.note(q)
+	return m
+}
+
+func (l *Loader) note(q Quantization) {
+	if s := q.String(); !slices.Contains(l.packed, s) {
+		l.packed = append(l.packed, s)
+	}
+}
+
+// estimateMatrix counts what mlx_lm.convert would write.
+func (l *Loader) estimateMatrix(path string, rows, cols int) *mlx.Matrix {
+	l.dtypes[path] = l.o.Plain
+	elements, item := int64(rows)*int64(cols), int64(l.o.Plain.Size())
+	q := l.o.Rules.estimate(path, cols)
+	if q == nil {
+		l.count(path+".weight", elements*item)
+		return &mlx.Matrix{}
+	}
+	l.count(path+".weight", elements*int64(q.Bits)/8)
+	groups := elements / int64(q.Group)
+	if q.Format == mlx.Affine {
+		l.count(path+".scales", groups*item)
+		l.count(path+".biases", groups*item)
+	} else {
+		l.count(path+".scales", groups)
+		l.dtypes[path] = mlx.BFloat16
+	}
+	l.note(*q)
+	return &mlx.Matrix{}
+}
+
+// dtypes of safetensors that are copied as they are.
+var arrayDtypes = map[string]mlx.Dtype{
+	"F32": mlx.Float32, "F16": mlx.Float16, "BF16": mlx.BFloat16, "U32": mlx.Uint32, "U8": mlx.Uint8,
+}
+
+var floatingDtypes = []string{"F32", "F16", "BF16"}
+
+func (l *Loader) floating(name string, shape ...int) mlx.Array {
+	return l.tensor(name, floatingDtypes, shape...)
+}
+
+// tensor gives out one tensor after checking its type and shape.
+func (l *Loader) tensor(name string, dtypes []string, shape ...int) mlx.Array {
+	if l.err == nil && l.Context != nil && l.Context.Err() != nil {
+		l.fail(sdk.Errorf(sdk.CodeCanceled, "loading was canceled at tensor %s", name))
+	}
+	if l.err != nil {
+		return mlx.Array{}
+	}
+	if l.o.Store == nil {
+		l.count(name, elements(shape)*int64(l.o.Plain.Size()))
+		return mlx.Array{}
+	}
+	t, ok := l.o.Store.Lookup(name)
+	if !ok {
+		l.fail(l.missing(name))
+		return mlx.Array{}
+	}
+	if !slices.Contains(dtypes, t.Dtype) {
+		l.fail(corrupt(&t, "is %s, want %s", t.Dtype, strings.Join(dtypes, " or ")))
+		return mlx.Array{}
+	}
+	if !sameShape(t.Shape, shape) {
+		l.fail(corrupt(&t, "has shape %v, %s asks for %v", t.Shape, config.FileName, shape))
+		return mlx.Array{}
+	}
+	a := l.copy(&t, shape)
+	if l.err == nil {
+		l.count(name, t.Size)
+	}
+	return a
+}
+
+func (l *Loader) count(name string, bytes int64) {
+	if l.used[name] {
+		return
+	}
+	l.used[name] = true
+	if l.bytes += bytes; l.bytes > maxBytes {
+		l.fail(sdk.Errorf(sdk.CodeInvalid, "sizes in %s ask for more than %d bytes of weights", config.FileName, int64(maxBytes)))
+	}
+	if l.Loaded != nil {
+		l.Loaded(name, l.bytes)
+	}
+}
+
+// copy reads a tensor from the map into an array.
+func (l *Loader) copy(t *safetensors.Tensor, shape []int) mlx.Array {
+	if l.Planning() {
+		return mlx.Array{}
+	}
+	data, err := l.o.Store.read(t)
+	if err != nil {
+		l.fail(err)
+		return mlx.Array{}
+	}
+	a := l.keep(l.o.Scope.FromBytes(data, arrayDtypes[t.Dtype], shape...))
+	l.o.Store.release(t)
+	return a
+}
+
+func (l *Loader) keep(a mlx.Array) mlx.Array {
+	if err := l.o.Scope.Err(); err != nil {
+		l.fail(err)
+		return mlx.Array{}
+	}
+	l.arrays = append(l.arrays, l.o.Scope.Keep(a))
+	return a
+}
+
+func (l *Loader) headerDtype(name string) mlx.Dtype {
+	t, _ := l.o.Store.Lookup(name)
+	return arrayDtypes[t.Dtype]
+}
+
+// CheckUnused refuses tensors that no module asked for and names does not drop: a checkpoint with more in it than the
+// family computes would answer wrongly. It is called after a whole model was planned.
+func (l *Loader) CheckUnused(names *Names) error {
+	if l.err != nil || l.o.Store == nil {
+		return l.err
+	}
+	for _, name := range l.o.Store.Names() {
+		if l.used[name] || names.drops(name) {
+			continue
+		}
+		t, _ := l.o.Store.Lookup(name)
+		return &sdk.Error{Code: sdk.CodeUnsupported, File: t.Path, Tensor: name, Message: fmt.Sprintf(
+			"%s: tensor %s has no place in the model that %s describes: wrong model_type, layer count or bias setting, or a family that is not built", t.Path, name, config.FileName)}
+	}
+	return nil
+}
+
+func (l *Loader) missing(name string) error {
+	dir := l.o.Store.checkpoint.Dir
+	return &sdk.Error{Code: sdk.CodeNotFound, File: dir, Tensor: name, Message: fmt.Sprintf(
+		"%s: no tensor %s, which %s asks for; fetch the model again", filepath.Clean(dir), name, config.FileName)}
+}
+
+func corrupt(t *safetensors.Tensor, format string, args ...any) error {
+	return &sdk.Error{Code: sdk.CodeCorrupt, File: t.Path, Tensor: t.Name,
+		Message: fmt.Sprintf("%s: tensor %s: %s", t.Path, t.Name, fmt.Sprintf(format, args...))}
+}
+
+func (l *Loader) fail(err error) {
+	if l.err == nil {
+		l.err = err
+	}
+}
+
+func sameShape(got []int64, want []int) bool {
+	return slices.EqualFunc(got, want, func(a int64, b int) bool { return a == int64(b) })
+}
+
+func elements(shape []int) int64 {
+	n := int64(1)
+	for _, d := range shape {
+		n *= int64(d)
+	}
+	return n
+}
