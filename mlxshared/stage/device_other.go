@@ -1,0 +1,5 @@
+//go:build !darwin
+
+package stage
+
+const onApple = false

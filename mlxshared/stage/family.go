@@ -1,0 +1,43 @@
+// Package stage owns the executor that every family shares: it loads a range of layers, keeps the sequences' state,
+// and runs steps. What is special to a family comes in through Family and Model.
+package stage
+
+import (
+	"github.com/mlxcel/mlxcel/mlxshared/nn"
+	"github.com/mlxcel/mlxcel/mlxshared/weights"
+	"github.com/mlxcel/mlxcel/sdk"
+	"github.com/mlxcel/mlxcel/sdk/config"
+)
+
+// Family is one wire family.
+type Family interface {
+	// Info names the family, its model types and what it can do.
+	Info() sdk.Family
+	// Model reads a config. Faults are recorded in c, values that are not built among them; the stage looks at
+	// c.Err before it uses the model.
+	Model(c *config.Object) Model
+}
+
+// Importer is a Family that knows foreign containers, those in Info().Imports.
+type Importer interface {
+	Import(req *sdk.ImportRequest) (*sdk.ImportPlan, error)
+}
+
+// Model is a family with the sizes of one config: a list of modules to be loaded.
+type Model interface {
+	Shape() Shape
+	Embedding(b *nn.Builder) nn.Embedder
+	Layer(b *nn.Builder, i int) nn.Layer
+	Head(b *nn.Builder) nn.Head
+}
+
+// Shape is what the stage must know of a model.
+type Shape struct {
+	Layers        int
+	Width         int // of the residual stream
+	Vocab         int // rows of the output projection
+	Context       int // positions; 0 when unbounded
+	Tied          bool
+	EmbeddingPath string        // module whose values' type is the checkpoint's own dtype
+	Names         weights.Names // tensors that the family leaves aside
+}

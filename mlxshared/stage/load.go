@@ -1,0 +1,159 @@
+package stage
+
+import (
+	"context"
+	"errors"
+	"runtime"
+
+	"github.com/mlxcel/mlxcel/mlxshared/mlx"
+	"github.com/mlxcel/mlxcel/mlxshared/nn"
+	"github.com/mlxcel/mlxcel/mlxshared/sample"
+	"github.com/mlxcel/mlxcel/mlxshared/weights"
+	"github.com/mlxcel/mlxcel/sdk"
+)
+
+// cacheLimit bounds the memory that MLX keeps from one step for the next.
+const cacheLimit = 64 << 20
+
+// loaded is a stage with its weights. The worker owns it.
+type loaded struct {
+	stream *mlx.Stream
+	loader *weights.Loader
+	shape  Shape
+	dtype  mlx.Dtype
+	specs  []nn.StateSpec
+	modules
+
+	budget    int64 // bytes of state; 0 means no limit
+	held      int64 // bytes of state
+	committed int64 // bytes of state, counting what reservations may still need
+	sequences map[sdk.SeqID]*sequence
+
+	chooser   sample.Chooser
+	positions []int32   // buffers of step
+	tokens    []int32   //
+	logits    []float32 //
+	clock     clock
+}
+
+// modules are what a stage computes with.
+type modules struct {
+	embed  nn.Embedder // nil on a stage without the embedding
+	layers []nn.Layer
+	head   nn.Head // nil on a stage without the head
+}
+
+// Load reads the tensors of a layer range.
+func (e *Executor) Load(ctx context.Context, req sdk.LoadRequest, progress func(sdk.LoadProgress)) (report *sdk.LoadReport, err error) {
+	err = e.worker.do(ctx, func() error {
+		if e.model != nil {
+			return sdk.Errorf(sdk.CodeInvalid, "a model is loaded already; unload it first")
+		}
+		o, err := e.open(req.Dir, req.Family, req.Dtype)
+		if err != nil {
+			return err
+		}
+		report, err = e.load(ctx, o, &req, progress)
+		return errors.Join(err, o.close())
+	})
+	if err != nil {
+		return nil, err
+	}
+	return report, nil
+}
+
+func (e *Executor) load(ctx context.Context, o *opened, req *sdk.LoadRequest, progress func(sdk.LoadProgress)) (*sdk.LoadReport, error) {
+	if err := o.check(req); err != nil {
+		return nil, err
+	}
+	threads := req.Threads
+	if threads == 0 {
+		threads = runtime.NumCPU()
+	}
+	stream, err := mlx.Open(mlx.Options{Device: e.o.Device, Threads: threads})
+	if err != nil {
+		return nil, sdk.Errorf(sdk.CodeInvalid, "%v", err)
+	}
+	stream.SetCacheLimit(cacheLimit)
+	m := &loaded{stream: stream, shape: o.shape, dtype: o.dtype, budget: req.KVBudget, sequences: map[sdk.SeqID]*sequence{}, clock: e.clock()}
+	if err := m.build(ctx, o, req, progress); err != nil {
+		return nil, errors.Join(typed(err), m.close())
+	}
+	e.model = m
+	e.isLoaded.Store(true)
+	e.weightBytes.Store(m.loader.Bytes())
+	return &sdk.LoadReport{WeightBytes: m.loader.Bytes(), Tensors: m.loader.Tensors(), Boundary: o.boundary(), VocabSize: o.shape.Vocab}, nil
+}
+
+// check refuses requests that the model or this executor can't serve.
+func (o *opened) check(req *sdk.LoadRequest) error {
+	r := req.Layers
+	switch {
+	case o.store == nil:
+		return &sdk.Error{Code: sdk.CodeNotFound, File: req.Dir, Message: req.Dir + ": no model*.safetensors file; fetch the model again"}
+	case o.family.Info().PlanOnly:
+		return sdk.Errorf(sdk.CodeUnsupported, "family %s can be planned but not run", o.family.Info().Name)
+	case r.Start < 0 || r.End > o.shape.Layers || r.Start >= r.End:
+		return sdk.Errorf(sdk.CodeInvalid, "layers [%d, %d) asked of a model of %d layers; change --pp-layers", r.Start, r.End, o.shape.Layers)
+	case req.HasEmbedding && r.Start != 0:
+		return sdk.Errorf(sdk.CodeInvalid, "the embedding belongs to the stage with layer 0, not to layers [%d, %d)", r.Start, r.End)
+	case req.HasHead && r.End != o.shape.Layers:
+		return sdk.Errorf(sdk.CodeInvalid, "the head belongs to the stage with layer %d, not to layers [%d, %d)", o.shape.Layers-1, r.Start, r.End)
+	case req.TPSize > 1:
+		return sdk.Errorf(sdk.CodeUnsupported, "family %s has no tensor parallelism; use a group of one instead of %d", o.family.Info().Name, req.TPSize)
+	case req.Adapter != "":
+		return sdk.Errorf(sdk.CodeUnsupported, "family %s takes no adapter; remove --adapter %s", o.family.Info().Name, req.Adapter)
+	case req.Threads < 0:
+		return sdk.Errorf(sdk.CodeInvalid, "threads is %d; use --threads 0 or more", req.Threads)
+	case req.KVBudget < 0:
+		return sdk.Errorf(sdk.CodeInvalid, "KV budget is %d bytes; want 0 or more", req.KVBudget)
+	}
+	return nil
+}
+
+// build loads the modules of the stage.
+func (m *loaded) build(ctx context.Context, o *opened, req *sdk.LoadRequest, progress func(sdk.LoadProgress)) error {
+	scope := m.stream.NewScope()
+	defer scope.Close()
+	b := &nn.Builder{Loader: o.loader(scope), Dtype: o.dtype}
+	m.loader = b.Loader
+	b.Context = ctx
+	if progress != nil {
+		planned := &nn.Builder{Loader: o.loader(nil), Dtype: o.dtype}
+		o.assemble(planned, req)
+		total := planned.Bytes()
+		b.Loaded = func(tensor string, bytes int64) {
+			progress(sdk.LoadProgress{Loaded: bytes, Total: total, Tensor: tensor})
+		}
+	}
+	m.modules = o.assemble(b, req)
+	b.Context, b.Loaded = nil, nil
+	m.specs = b.States
+	return b.Err()
+}
+
+// assemble makes the modules that the request asks for.
+func (o *opened) assemble(b *nn.Builder, req *sdk.LoadRequest) modules {
+	var m modules
+	if req.HasEmbedding {
+		m.embed = o.model.Embedding(b)
+	}
+	for i := req.Layers.Start; i < req.Layers.End; i++ {
+		m.layers = append(m.layers, o.model.Layer(b, i))
+	}
+	if req.HasHead {
+		m.head = o.model.Head(b)
+	}
+	return m
+}
+
+// close frees everything. It may be called on a half-built stage.
+func (m *loaded) close() error {
+	for id := range m.sequences {
+		m.release(id)
+	}
+	if m.loader != nil {
+		m.loader.Free()
+	}
+	return m.stream.Close()
+}

@@ -1,0 +1,192 @@
+package stage
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	"github.com/mlxcel/mlxcel/mlxshared/mlx"
+	"github.com/mlxcel/mlxcel/mlxshared/nn"
+	"github.com/mlxcel/mlxcel/mlxshared/weights"
+	"github.com/mlxcel/mlxcel/sdk"
+	"github.com/mlxcel/mlxcel/sdk/config"
+	"github.com/mlxcel/mlxcel/sdk/safetensors"
+)
+
+// opened is a model folder whose config and headers were read and found to agree.
+type opened struct {
+	family    Family
+	modelType string
+	model     Model
+	shape     Shape
+	store     *weights.Store // nil without weight files
+	rules     weights.Rules
+	plain     mlx.Dtype // the config's word on the checkpoint's type
+	dtype     mlx.Dtype // of activations
+	plan      plan
+}
+
+// maxLayers bounds what a broken config can make a plan of.
+const maxLayers = 1 << 14
+
+// plan is what each part of the model holds once loaded.
+type plan struct {
+	embedding    int64 // bytes
+	layers       []layerPlan
+	head         int64
+	quantization string
+}
+
+type layerPlan struct {
+	kind    string
+	weights int64
+	states  []nn.StateSpec
+}
+
+// open reads a model folder without its tensors' data. A folder without weight files gives estimates.
+func (e *Executor) open(dir, family string, dtype sdk.Dtype) (*opened, error) {
+	c, err := config.Read(dir)
+	if err != nil {
+		return nil, err
+	}
+	o := &opened{}
+	if o.family, o.modelType, err = e.family(c, family); err != nil {
+		return nil, err
+	}
+	o.model = o.family.Model(c)
+	o.rules = weights.ReadRules(c)
+	o.plain = plainDtype(c)
+	if err := c.Err(); err != nil {
+		return nil, err
+	}
+	if o.shape = o.model.Shape(); o.shape.Layers > maxLayers {
+		return nil, sdk.Errorf(sdk.CodeInvalid, "%s asks for %d layers; at most %d are believed", config.FileName, o.shape.Layers, maxLayers)
+	}
+	switch o.store, err = weights.Open(dir); {
+	case errors.Is(err, safetensors.ErrNoWeights):
+		o.store = nil
+	case err != nil:
+		return nil, err
+	}
+	if err := o.makePlan(dtype); err != nil {
+		return nil, errors.Join(err, o.close())
+	}
+	return o, nil
+}
+
+func (o *opened) close() error {
+	if o.store == nil {
+		return nil
+	}
+	return o.store.Close()
+}
+
+// plainDtype reads torch_dtype, or transformers' newer dtype.
+func plainDtype(c *config.Object) mlx.Dtype {
+	key := "torch_dtype"
+	if !c.Has(key) {
+		key = "dtype"
+	}
+	d, err := mlx.ParseDtype(c.OneOf(key, "bfloat16", "float32", "float16", "bfloat16"))
+	if err != nil {
+		return mlx.BFloat16 // OneOf has recorded the fault
+	}
+	return d
+}
+
+func (o *opened) loader(scope *mlx.Scope) *weights.Loader {
+	return weights.NewLoader(weights.Options{Store: o.store, Rules: o.rules, Plain: o.plain, Scope: scope})
+}
+
+// makePlan asks for every tensor of the model without reading one, which checks names, types and shapes.
+func (o *opened) makePlan(dtype sdk.Dtype) error {
+	b := &nn.Builder{Loader: o.loader(nil)}
+	o.model.Embedding(b)
+	o.plan.embedding = b.Bytes()
+	var err error
+	if o.dtype, err = activationDtype(dtype, b.MatrixDtype(o.shape.EmbeddingPath)); err != nil {
+		return errors.Join(b.Err(), err)
+	}
+	b.Dtype = o.dtype
+	for i := range o.shape.Layers {
+		bytes, states := b.Bytes(), len(b.States)
+		layer := o.model.Layer(b, i)
+		if b.Err() != nil {
+			return b.Err()
+		}
+		o.plan.layers = append(o.plan.layers, layerPlan{kind: layer.Kind(), weights: b.Bytes() - bytes, states: b.States[states:]})
+	}
+	o.model.Head(b)
+	if err := b.CheckUnused(&o.shape.Names); err != nil {
+		return err
+	}
+	o.plan.quantization = b.Quantization()
+	head := &nn.Builder{Loader: o.loader(nil), Dtype: o.dtype} // a loader of its own: a tied projection counts again
+	o.model.Head(head)
+	o.plan.head = head.Bytes()
+	return head.Err()
+}
+
+func activationDtype(asked sdk.Dtype, own mlx.Dtype) (mlx.Dtype, error) {
+	switch asked {
+	case sdk.DtypeAuto:
+		return own, nil
+	case sdk.DtypeFloat32:
+		return mlx.Float32, nil
+	case sdk.DtypeFloat16:
+		return mlx.Float16, nil
+	case sdk.DtypeBFloat16:
+		return mlx.BFloat16, nil
+	}
+	return 0, sdk.Errorf(sdk.CodeInvalid, "activations can't be %v; use --dtype auto, float32, bfloat16 or float16", asked)
+}
+
+func contractDtype(d mlx.Dtype) sdk.Dtype {
+	switch d {
+	case mlx.Float16:
+		return sdk.DtypeFloat16
+	case mlx.BFloat16:
+		return sdk.DtypeBFloat16
+	}
+	return sdk.DtypeFloat32
+}
+
+// Inspect profiles a model from its headers, or from its config alone.
+func (e *Executor) Inspect(_ context.Context, req sdk.InspectRequest) (*sdk.ModelProfile, error) {
+	o, err := e.open(req.Dir, "", req.Dtype)
+	if err != nil {
+		return nil, err
+	}
+	if err := o.close(); err != nil {
+		return nil, fmt.Errorf("closing %s: %w", req.Dir, err)
+	}
+	return o.profile(), nil
+}
+
+func (o *opened) profile() *sdk.ModelProfile {
+	p := &sdk.ModelProfile{
+		Family: o.family.Info().Name, ModelType: o.modelType,
+		Embedding: o.plan.embedding, Head: o.plan.head, Tied: o.shape.Tied,
+		Boundary:      o.boundary(),
+		ContextLength: o.shape.Context, VocabSize: o.shape.Vocab, HiddenSize: o.shape.Width,
+		Quantization: o.plan.quantization, Exact: o.store != nil,
+	}
+	for i := range o.plan.layers {
+		p.Layers = append(p.Layers, o.plan.layers[i].profile())
+	}
+	return p
+}
+
+func (o *opened) boundary() sdk.Boundary {
+	return sdk.Boundary{Width: o.shape.Width, Dtype: contractDtype(o.dtype)}
+}
+
+func (l *layerPlan) profile() sdk.LayerProfile {
+	p := sdk.LayerProfile{Kind: l.kind, Weights: l.weights}
+	for _, s := range l.states {
+		p.KVBytesPerToken += s.BytesPerToken()
+		p.KVWindow = max(p.KVWindow, s.Window())
+		p.StateBytes += s.Fixed()
+	}
+	return p
+}

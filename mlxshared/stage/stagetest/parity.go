@@ -1,0 +1,176 @@
+package stagetest
+
+import (
+	"encoding/binary"
+	"fmt"
+	"math"
+	"path/filepath"
+	"slices"
+	"testing"
+
+	"github.com/mlxcel/mlxcel/mlxshared/stage"
+	"github.com/mlxcel/mlxcel/sdk"
+)
+
+// Checkpoints returns the parity checkpoints whose names match any of the patterns. root is the folder that holds them.
+func Checkpoints(t testing.TB, root string, patterns ...string) []string {
+	t.Helper()
+	var dirs []string
+	for _, p := range patterns {
+		found, err := filepath.Glob(filepath.Join(root, p))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if len(found) == 0 {
+			t.Fatalf("no checkpoint %s in %s", p, root)
+		}
+		dirs = append(dirs, found...)
+	}
+	return dirs
+}
+
+// Tokens compares greedy tokens in float32 with golden_f32.json, at 1, 2 and 3 stages and with prefill chunks of 1, 7
+// and 512.
+func Tokens(t *testing.T, families []stage.Family, dir string) {
+	golden := ReadGolden(t, dir, "golden_f32.json")
+	if golden == nil {
+		t.Fatalf("%s has no golden_f32.json", dir)
+	}
+	for stages := 1; stages <= 3; stages++ {
+		p := Open(t, families, dir, Options{Stages: stages, Dtype: sdk.DtypeFloat32})
+		seq := sdk.SeqID(0)
+		for _, chunk := range []int{1, 7, 512} {
+			for i, run := range golden.Runs {
+				seq++
+				p.Reserve(sdk.Reservation{Seq: seq, Prompt: run.IDs})
+				if got := p.Generate(seq, run.IDs, len(run.Tokens), chunk); !slices.Equal(got, run.Tokens) {
+					at := firstDifference(got, run.Tokens)
+					t.Errorf("%d stages, chunk %d, prompt %d: token %d is %d, golden %d with a margin of %.4f", stages, chunk, i, at, got[at], run.Tokens[at], run.Steps[at].Margin)
+				}
+				p.Release(seq)
+			}
+		}
+	}
+}
+
+func firstDifference(a, b []int32) int {
+	for i := range a {
+		if a[i] != b[i] {
+			return i
+		}
+	}
+	return len(a)
+}
+
+// Tolerance is how far top-5 logits may be from golden_acc32.json, in standard deviations of the run's logits.
+const Tolerance = 0.35
+
+// Logits compares the checkpoint's own dtype with golden_acc32.json: fed the golden's tokens, the golden's top-5 logits must
+// come out within Tolerance. It returns the largest difference, in standard deviations.
+func Logits(t *testing.T, families []stage.Family, dir string) float64 {
+	golden := ReadGolden(t, dir, "golden_acc32.json")
+	if golden == nil {
+		t.Skip("a checkpoint in float32 has no golden in another dtype")
+	}
+	p := Open(t, families, dir, Options{Stages: 1})
+	worst := 0.0
+	for i, run := range golden.Runs {
+		seq := sdk.SeqID(i + 1)
+		p.Reserve(sdk.Reservation{Seq: seq, Prompt: run.IDs})
+		for step, raw := range p.Logits(seq, run.IDs, run.Tokens, 512) {
+			for _, top := range run.Steps[step].Top5 {
+				got := float32At(raw, int(top[0]))
+				off := math.Abs(float64(got)-top[1]) / run.LogitStd
+				worst = max(worst, off)
+				if off > Tolerance {
+					t.Errorf("prompt %d, step %d, token %d: logit %.4f, golden %.4f: %.2f standard deviations", i, step, int(top[0]), got, top[1], off)
+				}
+			}
+		}
+	}
+	return worst
+}
+
+func float32At(raw []byte, i int) float32 {
+	return math.Float32frombits(binary.LittleEndian.Uint32(raw[4*i:]))
+}
+
+// Bits compares logits bit for bit with those of one stage, one thread, one chunk and one sequence at a time: over 2 and
+// 3 stages, other chunks, 2 and 3 threads, and all prompts in one batch.
+func Bits(t *testing.T, families []stage.Family, dir string, dtype sdk.Dtype) {
+	golden := ReadGolden(t, dir, "golden_f32.json")
+	if golden == nil {
+		t.Fatalf("%s has no golden_f32.json", dir)
+	}
+	const steps = 6
+	run := func(o Options, chunk int) [][][]byte {
+		p := Open(t, families, dir, o)
+		var all [][][]byte
+		for i, r := range golden.Runs {
+			seq := sdk.SeqID(i + 1)
+			p.Reserve(sdk.Reservation{Seq: seq, Prompt: r.IDs})
+			all = append(all, p.Logits(seq, r.IDs, r.Tokens[:steps], chunk))
+		}
+		return all
+	}
+	want := run(Options{Dtype: dtype}, 512)
+	compare := func(name string, got [][][]byte) {
+		for i := range want {
+			for step := range want[i] {
+				if !slices.Equal(got[i][step], want[i][step]) {
+					t.Errorf("%s: logits of prompt %d, step %d differ from the plain run's", name, i, step)
+					break
+				}
+			}
+		}
+	}
+	for stages := 2; stages <= 3; stages++ {
+		compare(fmt.Sprintf("%d stages", stages), run(Options{Dtype: dtype, Stages: stages}, 512))
+	}
+	for _, chunk := range []int{1, 7, 64} {
+		compare(fmt.Sprintf("chunk %d", chunk), run(Options{Dtype: dtype}, chunk))
+	}
+	for threads := 2; threads <= 3; threads++ {
+		compare(fmt.Sprintf("%d threads", threads), run(Options{Dtype: dtype, Threads: threads}, 512))
+	}
+	compare("one batch", batched(Open(t, families, dir, Options{Dtype: dtype, Stages: 2, Threads: 2}), golden, steps))
+}
+
+// batched runs all prompts side by side: each step holds a chunk of every prompt that is not through, and a generated token
+// of those that are.
+func batched(p *Pipeline, golden *Golden, steps int) [][][]byte {
+	const chunk = 7
+	all := make([][][]byte, len(golden.Runs))
+	at := make([]int, len(golden.Runs))
+	for i, r := range golden.Runs {
+		p.Reserve(sdk.Reservation{Seq: sdk.SeqID(i + 1), Prompt: r.IDs})
+	}
+	for {
+		var batch []sdk.SeqStep
+		for i, r := range golden.Runs {
+			tokens := slices.Concat(r.IDs, r.Tokens[:steps-1])
+			if at[i] == len(tokens) {
+				continue
+			}
+			s := sdk.SeqStep{Seq: sdk.SeqID(i + 1), Pos: at[i], Prompt: at[i] < len(r.IDs)}
+			n := 1
+			if s.Prompt {
+				n = min(chunk, len(r.IDs)-at[i])
+			}
+			s.Tokens = tokens[at[i] : at[i]+n]
+			if at[i] += n; at[i] >= len(r.IDs) {
+				s.Want = sdk.WantLogits
+			}
+			batch = append(batch, s)
+		}
+		if len(batch) == 0 {
+			return all
+		}
+		for _, r := range p.Step(batch...) {
+			if r.Logits.Data != nil {
+				i := int(r.Seq) - 1
+				all[i] = append(all[i], r.Logits.Data)
+			}
+		}
+	}
+}
