@@ -1,0 +1,190 @@
+package engine
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"path/filepath"
+	"strings"
+
+	"github.com/mlxcel/mlxcel/host/chat"
+	"github.com/mlxcel/mlxcel/host/executor"
+	"github.com/mlxcel/mlxcel/host/modelrepo"
+	"github.com/mlxcel/mlxcel/host/partition"
+	"github.com/mlxcel/mlxcel/host/pipeline"
+	"github.com/mlxcel/mlxcel/host/tokenize"
+	"github.com/mlxcel/mlxcel/sdk"
+)
+
+// Engine is one model, loaded and ready. It is safe for concurrent use.
+type Engine struct {
+	Model       *modelrepo.Model
+	Profile     *sdk.ModelProfile
+	Tokenizer   *tokenize.Tokenizer
+	Template    *chat.Template // nil when the model has none
+	Pipeline    *pipeline.Pipeline
+	LoadSeconds float64 // from Open's start until the model was ready
+
+	cfg     Config
+	dir     string // absolute: executors have a working folder of their own
+	catalog *executor.Catalog
+}
+
+// Open checks the folder, finds the executor, plans and loads. Nothing is left running when it fails.
+func Open(ctx context.Context, cfg Config) (e *Engine, err error) {
+	cfg = cfg.withDefaults()
+	start := cfg.Now()
+	if err := cfg.Validate(); err != nil {
+		return nil, err
+	}
+	e = &Engine{cfg: cfg}
+	if e.Model, err = modelrepo.Open(cfg.Model); err != nil {
+		return nil, err
+	}
+	if e.dir, err = filepath.Abs(cfg.Model); err != nil {
+		return nil, err
+	}
+	if err := e.Model.RequireWeights(); err != nil {
+		return nil, err
+	}
+	text := make(chan error, 1) // tokenizer and template are read while the executors start
+	go func() { text <- e.openText(ctx) }()
+	loaded := e.load(ctx)
+	if err := errors.Join(loaded, <-text); err != nil {
+		return nil, errors.Join(err, e.Close(ctx))
+	}
+	e.LoadSeconds = cfg.Now().Sub(start).Seconds()
+	return e, nil
+}
+
+// openText reads the tokenizer and the chat template, and tries the latter in a process of its own.
+func (e *Engine) openText(ctx context.Context) (err error) {
+	if e.Tokenizer, err = tokenize.Open(e.Model.Dir); err != nil {
+		return err
+	}
+	var options []chat.Option
+	if e.cfg.TemplateFile != "" {
+		options = append(options, chat.WithFile(e.cfg.TemplateFile))
+	}
+	e.Template, err = chat.Open(e.Model.Dir, options...)
+	if errors.Is(err, chat.ErrNoTemplate) {
+		e.Template = nil
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	return e.Template.Probe(ctx, e.cfg.TemplateCheck)
+}
+
+// load takes the model from its family's executor to a running pipeline.
+func (e *Engine) load(ctx context.Context) (err error) {
+	if e.catalog, err = executor.Open(e.cfg.Plugins); err != nil {
+		return err
+	}
+	if _, err = e.catalog.Scan(ctx); err != nil {
+		return err
+	}
+	choice, err := e.catalog.ForModelType(e.Model.ModelType)
+	if err != nil {
+		return err
+	}
+	plugin := choice.Entry.Path
+	if e.Profile, err = e.profile(ctx, plugin); err != nil {
+		return err
+	}
+	plan, err := e.plan(choice.Family)
+	if err != nil {
+		return err
+	}
+	e.Pipeline, err = pipeline.Start(ctx, pipeline.Config{
+		Plan: plan, Profile: e.Profile, Launcher: pipeline.Local{Catalog: e.catalog, Plugin: plugin},
+		ModelDir: e.dir, Dtype: e.cfg.Dtype, Threads: e.cfg.Threads,
+		PrefillChunk: e.cfg.PrefillChunk, MicroBatch: e.cfg.Pipeline.MicroBatch(), Epoch: 1,
+	})
+	if err != nil {
+		return err
+	}
+	return e.catalog.Release(ctx) // executors of other families
+}
+
+// profile asks an executor about the model; the process then becomes stage 0.
+func (e *Engine) profile(ctx context.Context, plugin string) (*sdk.ModelProfile, error) {
+	p, err := e.catalog.Start(ctx, executor.Spec{Plugin: plugin, Stage: "inspect"})
+	if err != nil {
+		return nil, err
+	}
+	profile, err := p.Client().Inspect(ctx, sdk.InspectRequest{Dir: e.dir, Dtype: e.cfg.Dtype})
+	if err != nil {
+		return nil, p.Explain(err)
+	}
+	e.catalog.Return(p)
+	return profile, nil
+}
+
+// plan cuts the model as the flags say.
+func (e *Engine) plan(family sdk.Family) (*partition.Plan, error) {
+	plan, err := e.cfg.Pipeline.Plan(e.Profile)
+	if err != nil {
+		return nil, err
+	}
+	if len(plan.Stages) > 1 && !family.Pipeline {
+		return nil, fmt.Errorf("family %s can't be split over stages; leave --pp-size and --pp-layers out", family.Name)
+	}
+	return plan, nil
+}
+
+// Close ends everything, also where ctx is over already.
+func (e *Engine) Close(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), stopTimeout)
+	defer cancel()
+	var errs []error
+	if e.Pipeline != nil {
+		errs = append(errs, e.Pipeline.Close(ctx))
+	}
+	if e.catalog != nil {
+		errs = append(errs, e.catalog.Close(ctx))
+	}
+	return errors.Join(errs...)
+}
+
+// StageSummary is one line of a plan that runs.
+type StageSummary struct {
+	Stage  int    `json:"stage"`
+	Layers string `json:"layers"` // inclusive, as --pp-layers takes them
+	Start  int    `json:"start"`  // half-open
+	End    int    `json:"end"`
+	Plugin string `json:"plugin"`
+	Bytes  int64  `json:"bytes"` // held
+}
+
+// Plan returns what each stage holds.
+func (e *Engine) Plan() []StageSummary {
+	var out []StageSummary
+	for _, s := range e.Pipeline.Stages() {
+		r := s.LayerRange
+		out = append(out, StageSummary{
+			Stage: s.StageIndex, Layers: partition.FormatRanges([]sdk.LayerRange{r}), Start: r.Start, End: r.End,
+			Plugin: strings.TrimSuffix(filepath.Base(s.Plugin), filepath.Ext(s.Plugin)), Bytes: s.Loaded.WeightBytes,
+		})
+	}
+	return out
+}
+
+// Prompt turns a conversation into token ids by the model's template. Without a template, or with raw, the messages' texts
+// are taken as they are, and the tokenizer adds its own special tokens.
+func (e *Engine) Prompt(messages []chat.Message, raw bool) ([]int32, error) {
+	var text strings.Builder
+	for _, m := range messages {
+		s, _ := m.Content.AsText()
+		text.WriteString(s)
+	}
+	if raw || e.Template == nil {
+		return e.Tokenizer.Encode(text.String(), true)
+	}
+	rendered, err := e.Template.Render(chat.Options{Messages: messages, AddGenerationPrompt: true})
+	if err != nil {
+		return nil, err
+	}
+	return e.Tokenizer.Encode(rendered, false) // the template writes the special tokens
+}
