@@ -154,21 +154,31 @@ func Inspect(ctx context.Context, cfg Config) (out *Inspection, err error) {
 		if err != nil {
 			return err
 		}
-		p, err := c.Start(ctx, executor.Spec{Plugin: choice.Entry.Path, Stage: "inspect"})
-		if err != nil {
-			return err
-		}
 		out.Family, out.Plugin = choice.Family, choice.Entry.Path
-		dir, err := filepath.Abs(cfg.Model) // the executor has a working folder of its own
-		if err != nil {
-			return err
-		}
-		out.Profile, err = p.Client().Inspect(ctx, sdk.InspectRequest{Dir: dir, Dtype: cfg.Dtype})
-		if err = p.Explain(err); err != nil && model.WeightsErr != nil {
+		out.Profile, err = inspect(ctx, c, choice, cfg)
+		if err != nil && model.WeightsErr != nil {
 			out.Checks = append(out.Checks, Check{Name: "profile", Err: err}) // the weights' own check says why
 			return nil
 		}
 		return err
 	})
 	return out, err
+}
+
+// inspect asks the chosen executor about the model. Its process stays up for whoever starts that executor next.
+func inspect(ctx context.Context, c *executor.Catalog, choice executor.Choice, cfg Config) (*sdk.ModelProfile, error) {
+	dir, err := filepath.Abs(cfg.Model) // the executor has a working folder of its own
+	if err != nil {
+		return nil, err
+	}
+	p, err := c.Start(ctx, executor.Spec{Plugin: choice.Entry.Path, Stage: "inspect"})
+	if err != nil {
+		return nil, err
+	}
+	profile, err := p.Client().Inspect(ctx, sdk.InspectRequest{Dir: dir, Dtype: cfg.Dtype})
+	if err != nil {
+		return nil, p.Explain(err)
+	}
+	c.Return(p)
+	return profile, nil
 }

@@ -3,7 +3,6 @@ package engine
 import (
 	"context"
 	"errors"
-	"fmt"
 	"path/filepath"
 	"strings"
 
@@ -89,13 +88,19 @@ func (e *Engine) load(ctx context.Context) (err error) {
 	if err != nil {
 		return err
 	}
-	plugin := choice.Entry.Path
-	if e.Profile, err = e.profile(ctx, plugin); err != nil {
+	if err := checkRunnable(choice, e.cfg.Pipeline.Stages()); err != nil {
 		return err
 	}
-	plan, err := e.plan(choice.Family)
+	plugin := choice.Entry.Path
+	if e.Profile, err = inspect(ctx, e.catalog, choice, e.cfg); err != nil { // its process becomes stage 0
+		return err
+	}
+	plan, err := planLocal(e.cfg.Pipeline, e.Profile, choice)
 	if err != nil {
 		return err
+	}
+	for _, w := range plan.Warnings {
+		e.cfg.Logger.Warn(w)
 	}
 	e.Pipeline, err = pipeline.Start(ctx, pipeline.Config{
 		Plan: plan, Profile: e.Profile, Launcher: pipeline.Local{Catalog: e.catalog, Plugin: plugin},
@@ -106,32 +111,6 @@ func (e *Engine) load(ctx context.Context) (err error) {
 		return err
 	}
 	return e.catalog.Release(ctx) // executors of other families
-}
-
-// profile asks an executor about the model; the process then becomes stage 0.
-func (e *Engine) profile(ctx context.Context, plugin string) (*sdk.ModelProfile, error) {
-	p, err := e.catalog.Start(ctx, executor.Spec{Plugin: plugin, Stage: "inspect"})
-	if err != nil {
-		return nil, err
-	}
-	profile, err := p.Client().Inspect(ctx, sdk.InspectRequest{Dir: e.dir, Dtype: e.cfg.Dtype})
-	if err != nil {
-		return nil, p.Explain(err)
-	}
-	e.catalog.Return(p)
-	return profile, nil
-}
-
-// plan cuts the model as the flags say.
-func (e *Engine) plan(family sdk.Family) (*partition.Plan, error) {
-	plan, err := e.cfg.Pipeline.Plan(e.Profile)
-	if err != nil {
-		return nil, err
-	}
-	if len(plan.Stages) > 1 && !family.Pipeline {
-		return nil, fmt.Errorf("family %s can't be split over stages; leave --pp-size and --pp-layers out", family.Name)
-	}
-	return plan, nil
 }
 
 // Close ends everything, also where ctx is over already.

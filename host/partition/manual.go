@@ -87,15 +87,7 @@ func missing(from, to int) string {
 	return fmt.Sprintf("layers %d-%d are", from, to-1)
 }
 
-// Manual makes a plan of ranges that the operator chose. They must cover every layer once, in order, and cut no
-// adjacency group. All faults are returned together.
-func Manual(profile *sdk.ModelProfile, ranges []sdk.LayerRange) (*Plan, error) {
-	if faults := checkRanges(profile, ranges); len(faults) > 0 {
-		return nil, errors.Join(faults...)
-	}
-	return newPlan(profile, ranges), nil
-}
-
+// checkRanges returns all faults together: ranges must cover every layer once, in order, and cut no adjacency group.
 func checkRanges(profile *sdk.ModelProfile, ranges []sdk.LayerRange) (faults []error) {
 	value := FormatRanges(ranges)
 	n := len(profile.Layers)
@@ -114,19 +106,36 @@ func checkRanges(profile *sdk.ModelProfile, ranges []sdk.LayerRange) (faults []e
 	case end < n:
 		faults = append(faults, layersFault(value, fmt.Sprintf("%s on no stage: end the last stage at layer %d", missing(end, n), n-1)))
 	}
-	return append(faults, checkAdjacency(profile.Adjacency, ranges)...)
+	return append(faults, checkAdjacency(profile, ranges)...)
 }
 
 // checkAdjacency names every group that a boundary cuts, not only the first.
-func checkAdjacency(groups []sdk.AdjacencyGroup, ranges []sdk.LayerRange) (faults []error) {
+func checkAdjacency(profile *sdk.ModelProfile, ranges []sdk.LayerRange) (faults []error) {
+	legal := legalCuts(profile)
 	for _, r := range ranges[1:] {
-		for _, g := range groups {
+		for _, g := range profile.Adjacency {
 			if g.Source < r.Start && r.Start <= g.Consumer {
-				faults = append(faults, &AdjacencyError{Group: g, Cut: r.Start, Manual: true})
+				before, after := nearest(legal, r.Start)
+				faults = append(faults, &AdjacencyError{Group: g, Cut: r.Start, Before: before, After: after})
 			}
 		}
 	}
 	return faults
+}
+
+// nearest returns the legal cuts on both sides of one that is not, 0 where there is none.
+func nearest(legal []bool, cut int) (before, after int) {
+	for i := min(cut, len(legal)-1) - 1; i > 0 && before == 0; i-- {
+		if legal[i] {
+			before = i
+		}
+	}
+	for i := cut + 1; i < len(legal)-1 && after == 0; i++ {
+		if legal[i] {
+			after = i
+		}
+	}
+	return before, after
 }
 
 // FormatRanges writes ranges as --pp-layers takes them.

@@ -1,9 +1,7 @@
 package partition
 
 import (
-	"errors"
 	"fmt"
-	"math/rand/v2"
 	"slices"
 	"strconv"
 	"strings"
@@ -16,7 +14,9 @@ import (
 // The files in testdata/spec read as the specification; -rewrite regenerates their expectations.
 //
 //	model   layers=N each=BYTES [weights=a,b,…] [embedding=B] [head=B] [tied] [join=SOURCE-CONSUMER]…
-//	plan    [size=N] [layers="…"] [micro=N] [actual=a,b,…]     against the model
+//	        [kv=B] [window=N] [state=B] [context=N] [packed=QUANTIZATION, "_" for a blank]
+//	plan    [size=N] [layers] [micro=N] [actual=a,b,…] [ctx=N] [par=N] [budgets=a,b,…] [shared=N] [advisory]
+//	        [speeds=a,b,…]     against the model; with shared, all stages share N bytes; with speeds, by speed
 //	check   the same, without a model
 func TestSpecification(t *testing.T) {
 	datadriven.Walk(t, "testdata/spec", func(t *testing.T, path string) {
@@ -38,21 +38,31 @@ func TestSpecification(t *testing.T) {
 }
 
 func model(t *testing.T, d *datadriven.TestData) *sdk.ModelProfile {
-	p := &sdk.ModelProfile{Family: "toy", Tied: d.HasArg("tied")}
+	p := &sdk.ModelProfile{Family: "toy", Tied: d.HasArg("tied"), Boundary: sdk.Boundary{Dtype: sdk.DtypeBFloat16}}
 	var layers int
 	var each int64
+	var layer sdk.LayerProfile
+	d.MaybeScanArgs(t, "kv", &layer.KVBytesPerToken)
+	d.MaybeScanArgs(t, "window", &layer.KVWindow)
+	d.MaybeScanArgs(t, "state", &layer.StateBytes)
+	d.MaybeScanArgs(t, "context", &p.ContextLength)
+	if d.MaybeScanArgs(t, "packed", &p.Quantization); p.Quantization != "" {
+		p.Quantization = strings.ReplaceAll(p.Quantization, "_", " ")
+	}
 	d.MaybeScanArgs(t, "layers", &layers)
 	d.MaybeScanArgs(t, "each", &each)
 	d.MaybeScanArgs(t, "embedding", &p.Embedding)
 	d.MaybeScanArgs(t, "head", &p.Head)
 	for range layers {
-		p.Layers = append(p.Layers, sdk.LayerProfile{Weights: each})
+		layer.Weights = each
+		p.Layers = append(p.Layers, layer)
 	}
 	for _, arg := range d.CmdArgs {
 		switch arg.Key {
 		case "weights":
 			for _, w := range arg.Vals {
-				p.Layers = append(p.Layers, sdk.LayerProfile{Weights: number(t, w)})
+				layer.Weights = number(t, w)
+				p.Layers = append(p.Layers, layer)
 			}
 		case "join":
 			from, to, _ := strings.Cut(arg.Vals[0], "-")
@@ -94,18 +104,42 @@ func faults(err error) string {
 	return err.Error() + "\n"
 }
 
-func plan(t *testing.T, d *datadriven.TestData, profile *sdk.ModelProfile) string {
-	p, err := flags(t, d).Plan(profile)
-	if err != nil {
-		return faults(err)
+// request reads what a plan is asked for beside the flags.
+func request(t *testing.T, d *datadriven.TestData, profile *sdk.ModelProfile) Request {
+	r := Request{Profile: profile}
+	d.MaybeScanArgs(t, "ctx", &r.Demand.Context)
+	d.MaybeScanArgs(t, "par", &r.Demand.Sequences)
+	stages := flags(t, d).Stages()
+	shared := Memory{Name: "local", Advisory: d.HasArg("advisory")}
+	if d.MaybeScanArgs(t, "shared", &shared.Budget) {
+		r.Hardware = Local(stages, shared)
 	}
-	var actual []int64
+	if budgets := numbers(t, d, "budgets"); budgets != nil {
+		r.Hardware = Separate(budgets)
+	}
+	for _, v := range numbers(t, d, "speeds") {
+		r.Objective, r.Speeds = ObjectiveSpeed, append(r.Speeds, float64(v))
+	}
+	return r
+}
+
+// numbers returns the values of an argument, nil where it is not given.
+func numbers(t *testing.T, d *datadriven.TestData, key string) (out []int64) {
 	for _, arg := range d.CmdArgs {
-		if arg.Key == "actual" {
+		if arg.Key == key {
 			for _, v := range arg.Vals {
-				actual = append(actual, number(t, v))
+				out = append(out, number(t, v))
 			}
 		}
+	}
+	return out
+}
+
+func plan(t *testing.T, d *datadriven.TestData, profile *sdk.ModelProfile) string {
+	r := request(t, d, profile)
+	p, err := flags(t, d).Plan(r)
+	if err != nil {
+		return faults(err)
 	}
 	var b strings.Builder
 	for _, s := range p.Stages {
@@ -116,9 +150,18 @@ func plan(t *testing.T, d *datadriven.TestData, profile *sdk.ModelProfile) strin
 		if s.HasLMHead {
 			b.WriteString(" head")
 		}
+		if s.Limited() {
+			fmt.Fprintf(&b, " %d of %d", s.EstimatedMemoryBytes, s.BudgetBytes)
+		}
 		b.WriteByte('\n')
 	}
-	return b.String() + p.Report(actual) + "\n"
+	for _, w := range p.Warnings {
+		b.WriteString("warning: " + w + "\n")
+	}
+	if r.Hardware.Stages != nil {
+		return b.String()
+	}
+	return b.String() + p.Report(numbers(t, d, "actual")) + "\n"
 }
 
 // Every layer is on exactly one stage, in order, for any number of layers and stages; uneven counts lose none.
@@ -166,80 +209,11 @@ func checkCover(t *testing.T, p *Plan, layers, stages int) {
 	}
 }
 
-// The dynamic programme finds what trying every cut finds: the smallest maximum, then the largest minimum, then the
-// earliest cuts; and it never cuts a group.
-func TestEvenEqualsBruteForce(t *testing.T) {
-	for seed := range uint64(400) {
-		rng := rand.New(rand.NewPCG(seed, 3))
-		profile := randomModel(rng)
-		k := 1 + rng.IntN(len(profile.Layers))
-		want := bruteForce(profile, k)
-		got, err := Even(profile, k)
-		if want == nil {
-			var tooMany *TooManyStagesError
-			if !errors.As(err, &tooMany) {
-				t.Fatalf("seed %d: got %v, %v, but no legal cut exists", seed, got, err)
-			}
-			continue
-		}
-		if err != nil {
-			t.Fatalf("seed %d: %v", seed, err)
-		}
-		checkCover(t, got, len(profile.Layers), k)
-		if !slices.Equal(got.Stages, want.Stages) {
-			t.Fatalf("seed %d:\n got %+v\nwant %+v", seed, got.Stages, want.Stages)
-		}
-	}
-}
-
-func randomModel(rng *rand.Rand) *sdk.ModelProfile {
-	n := 1 + rng.IntN(9)
-	p := &sdk.ModelProfile{Embedding: rng.Int64N(30), Head: rng.Int64N(40), Tied: rng.IntN(2) == 0}
-	for range n {
-		p.Layers = append(p.Layers, sdk.LayerProfile{Weights: rng.Int64N(5) * 7})
-	}
-	for range rng.IntN(3) {
-		if source := rng.IntN(n); source+1 < n {
-			p.Adjacency = append(p.Adjacency, sdk.AdjacencyGroup{Source: source, Consumer: source + 1 + rng.IntN(n-source-1), Reason: "test"})
-		}
-	}
-	return p
-}
-
-// bruteForce tries the cuts in ascending order and keeps the first of the best.
-func bruteForce(profile *sdk.ModelProfile, k int) (best *Plan) {
-	n := len(profile.Layers)
-	var try func(ranges []sdk.LayerRange, start int)
-	try = func(ranges []sdk.LayerRange, start int) {
-		if len(ranges) == k {
-			if start != n || len(checkAdjacency(profile.Adjacency, ranges)) > 0 {
-				return
-			}
-			p := newPlan(profile, slices.Clone(ranges))
-			if best == nil || evener(p, best) {
-				best = p
-			}
-			return
-		}
-		for end := start + 1; end <= n; end++ {
-			try(append(ranges, sdk.LayerRange{Start: start, End: end}), end)
-		}
-	}
-	try(nil, 0)
-	return best
-}
-
-func evener(a, b *Plan) bool {
-	lowA, highA := a.bounds()
-	lowB, highB := b.bounds()
-	return highA < highB || highA == highB && lowA > lowB
-}
-
 func TestEvenRefusesNonsense(t *testing.T) {
 	if _, err := Even(&sdk.ModelProfile{Family: "toy"}, 1); err == nil || !strings.Contains(err.Error(), "no layers") {
 		t.Errorf("no layers: %v", err)
 	}
-	if _, err := (PipelineConfig{Size: new(2)}).Plan(&sdk.ModelProfile{Family: "toy"}); err == nil {
+	if _, err := (PipelineConfig{Size: new(2)}).Plan(Request{Profile: &sdk.ModelProfile{Family: "toy"}}); err == nil {
 		t.Error("--pp-size 2 of no layers: no error")
 	}
 	if _, err := Even(&sdk.ModelProfile{Layers: make([]sdk.LayerProfile, 2)}, 0); err == nil {
@@ -250,12 +224,13 @@ func TestEvenRefusesNonsense(t *testing.T) {
 func TestManualChecksRangesThatNoFlagMade(t *testing.T) {
 	profile := &sdk.ModelProfile{Layers: make([]sdk.LayerProfile, 4)}
 	for name, ranges := range map[string][]sdk.LayerRange{
-		"none":     nil,
+		"none":     {},
 		"empty":    {{Start: 0, End: 0}, {Start: 0, End: 4}},
 		"negative": {{Start: -1, End: 4}},
 		"past":     {{Start: 0, End: 9}},
 	} {
-		if p, err := Manual(profile, ranges); err == nil {
+		p, err := New(Request{Profile: profile, Hardware: Local(max(1, len(ranges)), Memory{Budget: Unlimited}), Ranges: ranges})
+		if err == nil {
 			t.Errorf("%s: got %+v, want an error", name, p)
 		}
 	}
