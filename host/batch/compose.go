@@ -1,0 +1,223 @@
+package batch
+
+import (
+	"cmp"
+	"math"
+	"slices"
+	"time"
+
+	"github.com/mlxcel/mlxcel/sdk"
+)
+
+// load is what the active jobs want.
+type load struct {
+	streams    int    // jobs past their prompt, in a step or not
+	decode     []*job // of these, those ready for a step, the least recently served first
+	prefill    []*job // ready jobs with a prompt to go, by priority, then those whose turn it is
+	groups     int    // steps under way that decode
+	prefilling bool   // a step under way has prompt rows
+	soon       bool   // a step under way will make a stream
+}
+
+func (c *core) survey() load {
+	var l load
+	for _, j := range c.active {
+		switch {
+		case j.ended:
+		case j.decoding():
+			l.streams++
+			if j.place == placeReady {
+				l.decode = append(l.decode, j)
+			}
+		case j.place == placeReady:
+			l.prefill = append(l.prefill, j)
+		}
+	}
+	slices.SortStableFunc(l.decode, func(a, b *job) int { return cmp.Compare(a.turn, b.turn) })
+	slices.SortStableFunc(l.prefill, func(a, b *job) int {
+		return cmp.Or(cmp.Compare(b.req.Priority, a.req.Priority), cmp.Compare(a.turn, b.turn))
+	})
+	for _, f := range c.flights {
+		if f.decodes > 0 {
+			l.groups++
+		}
+		l.prefilling = l.prefilling || f.prefill > 0
+		l.soon = l.soon || slices.ContainsFunc(f.pieces, func(p piece) bool { return p.want == sdk.WantToken })
+	}
+	return l
+}
+
+// shape is what the next step may be.
+type shape struct {
+	pieces  int // sequences at most
+	decodes int // of them that decode, at most
+	rows    int // prompt rows at most
+}
+
+// shapeOf applies the rules of groups in flight and of pace.
+func (c *core) shapeOf(l load) shape {
+	s := shape{pieces: c.cfg.maxBatch}
+	if c.cfg.microBatch > 0 {
+		s.pieces = min(s.pieces, c.cfg.microBatch)
+	}
+	if l.streams == 0 {
+		switch {
+		case len(c.flights) >= c.cfg.stages:
+		case l.soon: // it would stand behind a long piece
+			s.rows = min(c.spread(l), c.prefillRows(0))
+		default:
+			s.rows = c.spread(l)
+		}
+		return s
+	}
+	groups := math.MaxInt
+	if c.cfg.microBatch == 0 {
+		groups = c.cfg.speeds.Groups(l.streams, c.cfg.stages)
+	}
+	if l.groups < groups {
+		s.decodes = min(c.groupSize(l.streams, groups), s.pieces, len(l.decode))
+	}
+	// One piece of a prompt at a time between the tokens of a stream: with a group, or in the place of one.
+	if !l.prefilling && len(l.prefill) > 0 && (s.decodes > 0 || len(c.flights) < groups) {
+		if s.decodes == s.pieces && c.cfg.microBatch == 0 {
+			s.decodes = c.makeRoom(l, s.pieces)
+		}
+		s.rows = c.prefillRows(s.decodes)
+	}
+	return s
+}
+
+// groupSize shares the streams out evenly. A given micro-batch size is filled.
+func (c *core) groupSize(streams, groups int) int {
+	if c.cfg.microBatch > 0 {
+		return c.cfg.microBatch
+	}
+	return (streams + groups - 1) / groups
+}
+
+// makeRoom leaves a place for a prompt in a step that streams would fill. Where a step has only one, they take turns.
+func (c *core) makeRoom(l load, pieces int) int {
+	if pieces == 1 && l.decode[0].turn < l.prefill[0].turn {
+		return 1
+	}
+	return pieces - 1
+}
+
+// spread shares the waiting prompts out among the stages, so that all have work from the start. One prompt can't be
+// shared out: its pieces follow each other.
+func (c *core) spread(l load) int {
+	waiting := 0
+	for _, j := range l.prefill {
+		waiting += len(j.history) - j.fed
+	}
+	if len(l.prefill) < 2 {
+		return c.chunk
+	}
+	return min(c.chunk, max(leastChunk, (waiting+c.cfg.stages-1)/c.cfg.stages))
+}
+
+// leastChunk is the prompt rows that go even where streams are held up by them: a prompt must get on.
+const leastChunk = 4
+
+// unmeasuredChunk is the prompt rows beside running streams before anything has been measured.
+const unmeasuredChunk = 32
+
+// prefillRows is the prompt rows that may ride along with so many decodes.
+func (c *core) prefillRows(decodes int) int {
+	rows := c.cfg.decodeChunk
+	if rows == 0 {
+		rows = c.pace.rows(decodes, c.cfg.maxStall)
+	}
+	rows = min(rows, c.chunk)
+	if c.cfg.microBatch == 0 { // together they make one micro-batch
+		rows = min(rows, max(1, max(c.chunk, c.cfg.maxBatch)-decodes))
+	}
+	return rows
+}
+
+// compose starts one more step where there is work for one.
+func (c *core) compose(now time.Time) bool {
+	l := c.survey()
+	s := c.shapeOf(l)
+	f := &flight{began: now}
+	for _, j := range l.decode {
+		if len(f.pieces) == s.decodes {
+			break
+		}
+		if j.place == placeReady && c.grow(now, j) {
+			c.board(f, j, 1)
+			c.toTheBack(j)
+		}
+	}
+	quantum := s.rows
+	for _, j := range l.prefill {
+		if s.rows == 0 || len(f.pieces) == s.pieces {
+			break
+		}
+		n := c.board(f, j, min(s.rows, c.chunk))
+		s.rows -= n
+		if j.lap += n; j.lap >= quantum {
+			c.toTheBack(j)
+		}
+	}
+	if len(f.pieces) == 0 {
+		return false
+	}
+	c.depart(f)
+	return true
+}
+
+// board gives a job its share of a step, of so many rows at most, and returns how many it took.
+func (c *core) board(f *flight, j *job, rows int) int {
+	decoding := j.decoding()
+	step := j.next(rows)
+	rows = len(step.Tokens)
+	if decoding {
+		f.decodes++
+	} else {
+		f.prefill += rows
+	}
+	j.place = placeFlight
+	f.pieces = append(f.pieces, piece{job: j, rows: rows, want: step.Want})
+	f.steps = append(f.steps, step)
+	return rows
+}
+
+// toTheBack lets all others go before j. A prompt that got no more than what another had left over of a step keeps its
+// place.
+func (c *core) toTheBack(j *job) {
+	c.turn++
+	j.turn, j.lap = c.turn, 0
+}
+
+func (c *core) depart(f *flight) {
+	c.lastFlight++
+	f.id = c.lastFlight
+	for _, o := range c.flights {
+		o.mixed = o.mixed || f.prefill > 0
+		f.mixed = f.mixed || o.prefill > 0
+	}
+	f.expected = c.pace.expected(f)
+	c.flights = append(c.flights, f)
+	c.out.steps = append(c.out.steps, f)
+}
+
+// next is the job's next rows. Rows of one role go together, so that a prefill after a preemption repeats what was
+// prompt as prompt, and what was generated as generated.
+func (j *job) next(rows int) sdk.SeqStep {
+	s := sdk.SeqStep{Seq: j.seq, Pos: j.fed}
+	end, prompt := min(j.fed+rows, len(j.history)), len(j.req.Prompt)
+	if j.fed < prompt {
+		s.Prompt = true
+		end = min(end, prompt)
+		if j.req.WantScores && len(j.scores) < prompt-1 {
+			end = min(end, prompt-1) // the last row yields the first token
+			s.Want, s.Targets = sdk.WantScores, j.history[j.fed+1:end+1]
+		}
+	}
+	s.Tokens = j.history[j.fed:end]
+	if end == len(j.history) {
+		s.Want, s.TopN = sdk.WantToken, j.req.TopN
+	}
+	return s
+}

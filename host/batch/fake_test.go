@@ -1,0 +1,311 @@
+package batch
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/mlxcel/mlxcel/host/pipeline"
+	"github.com/mlxcel/mlxcel/sdk"
+)
+
+// fakeRuntime is a runtime whose tokens depend on everything that a sequence was fed, at which position and in which
+// role, and on its sampler: state that is stale, shared or misplaced shows. Its stages take their time one after the
+// other, and are taken one at a time.
+type fakeRuntime struct {
+	chunk    int
+	maxBatch int
+	stages   []chan struct{}
+	fixed    time.Duration // of a step on each stage
+	perRow   time.Duration
+	hop      time.Duration
+	capacity int // positions that all sequences may hold together; 0 means any
+	onStep   func(seqs []sdk.SeqStep) error
+
+	lastSeq atomic.Uint64
+	mu      sync.Mutex
+	seqs    map[sdk.SeqID]*fakeSeq
+	faults  []string // what a scheduler must never do
+	steps   int
+	rows    []int // of each step
+	most    int   // sequences reserved at once
+	err     error
+	done    chan struct{}
+}
+
+type fakeSeq struct {
+	reserved sdk.Reservation
+	tokens   []int32
+	prompt   []bool // role of each of tokens
+	busy     bool
+}
+
+func newFake(stages int) *fakeRuntime {
+	f := &fakeRuntime{
+		chunk: 64, maxBatch: 64, fixed: 4 * time.Millisecond, perRow: time.Millisecond, hop: 100 * time.Microsecond,
+		seqs: map[sdk.SeqID]*fakeSeq{}, done: make(chan struct{}),
+	}
+	for range stages {
+		f.stages = append(f.stages, make(chan struct{}, 1))
+	}
+	return f
+}
+
+func (f *fakeRuntime) NewSeq() sdk.SeqID     { return sdk.SeqID(f.lastSeq.Add(1)) }
+func (f *fakeRuntime) PrefillChunk() int     { return f.chunk }
+func (f *fakeRuntime) Done() <-chan struct{} { return f.done }
+
+func (f *fakeRuntime) Err() error {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.err
+}
+
+// lose is the end of the runtime.
+func (f *fakeRuntime) lose(err error) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.err = err
+	clear(f.seqs)
+	close(f.done)
+}
+
+func (f *fakeRuntime) fault(format string, args ...any) error {
+	f.faults = append(f.faults, fmt.Sprintf(format, args...))
+	return sdk.Errorf(sdk.CodeInvalid, format, args...)
+}
+
+// pass takes each stage for its time; it ends early with ctx or the runtime.
+func (f *fakeRuntime) pass(ctx context.Context, took time.Duration) error {
+	for _, stage := range f.stages {
+		select {
+		case stage <- struct{}{}:
+		case <-ctx.Done():
+			return context.Cause(ctx)
+		case <-f.done:
+			return f.Err()
+		}
+		err := f.wait(ctx, took)
+		<-stage
+		if err == nil {
+			err = f.wait(ctx, f.hop)
+		}
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (f *fakeRuntime) wait(ctx context.Context, d time.Duration) error {
+	t := time.NewTimer(d)
+	defer t.Stop()
+	select {
+	case <-t.C:
+		return nil
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	case <-f.done:
+		return f.Err()
+	}
+}
+
+func (f *fakeRuntime) Reserve(ctx context.Context, r sdk.Reservation) error {
+	if err := f.pass(ctx, 0); err != nil {
+		return err
+	}
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if f.seqs[r.Seq] != nil {
+		return f.fault("sequence %d reserved twice", r.Seq)
+	}
+	if f.capacity > 0 && f.held()+max(r.MaxLen, 1) > f.capacity {
+		return &pipeline.StageError{Stage: len(f.stages) - 1, Plugin: "fake", Phase: pipeline.PhaseReserve, Err: sdk.Errorf(sdk.CodeOutOfMemory, "no room")}
+	}
+	f.seqs[r.Seq] = &fakeSeq{reserved: r}
+	f.most = max(f.most, len(f.seqs))
+	return nil
+}
+
+func (f *fakeRuntime) held() int {
+	n := 0
+	for _, s := range f.seqs {
+		n += max(len(s.tokens), s.reserved.MaxLen)
+	}
+	return n
+}
+
+func (f *fakeRuntime) Release(_ context.Context, seq sdk.SeqID) error {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if s := f.seqs[seq]; s != nil && s.busy {
+		f.fault("sequence %d released in a step", seq)
+	}
+	delete(f.seqs, seq)
+	return f.err
+}
+
+func (f *fakeRuntime) Step(ctx context.Context, steps []sdk.SeqStep) ([]sdk.SeqResult, error) {
+	var fault error
+	if f.onStep != nil {
+		fault = f.onStep(steps)
+	}
+	rows, err := f.begin(steps)
+	if err != nil {
+		return nil, err
+	}
+	if err = fault; err == nil {
+		err = f.pass(ctx, f.fixed+time.Duration(rows)*f.perRow)
+	}
+	return f.end(steps, err)
+}
+
+func (f *fakeRuntime) begin(steps []sdk.SeqStep) (int, error) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if f.err != nil {
+		return 0, f.err
+	}
+	rows := 0
+	for _, q := range steps {
+		s := f.seqs[q.Seq]
+		switch {
+		case s == nil:
+			return 0, f.fault("step of unknown sequence %d", q.Seq)
+		case s.busy:
+			return 0, f.fault("step of sequence %d, which is in one", q.Seq)
+		case q.Pos != len(s.tokens):
+			return 0, f.fault("sequence %d at %d, its state ends at %d", q.Seq, q.Pos, len(s.tokens))
+		case len(q.Tokens) == 0 || len(q.Tokens) > f.chunk:
+			return 0, f.fault("sequence %d brings %d rows", q.Seq, len(q.Tokens))
+		case s.reserved.MaxLen > 0 && q.Pos+len(q.Tokens) > s.reserved.MaxLen:
+			return 0, f.fault("sequence %d outgrows its reservation of %d", q.Seq, s.reserved.MaxLen)
+		case q.Want == sdk.WantScores && len(q.Targets) != len(q.Tokens):
+			return 0, f.fault("sequence %d has %d targets for %d rows", q.Seq, len(q.Targets), len(q.Tokens))
+		}
+		s.busy = true
+		rows += len(q.Tokens)
+	}
+	if len(steps) > f.maxBatch || rows > max(f.chunk, f.maxBatch) {
+		return 0, f.fault("a step of %d sequences and %d rows", len(steps), rows)
+	}
+	f.steps++
+	f.rows = append(f.rows, rows)
+	return rows, nil
+}
+
+// end carries the step out. After an error its sequences are gone, or those that a StepError names.
+func (f *fakeRuntime) end(steps []sdk.SeqStep, err error) ([]sdk.SeqResult, error) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	var partial *pipeline.StepError
+	if errors.As(err, &partial) {
+		for _, failure := range partial.Failures {
+			for _, seq := range failure.Seqs {
+				delete(f.seqs, seq)
+			}
+		}
+	} else if err != nil {
+		for _, q := range steps {
+			delete(f.seqs, q.Seq)
+		}
+		return nil, err
+	}
+	results := make([]sdk.SeqResult, len(steps))
+	for i, q := range steps {
+		results[i] = sdk.SeqResult{Seq: q.Seq, Token: -1}
+		if s := f.seqs[q.Seq]; s != nil {
+			s.busy = false
+			s.feed(q, &results[i])
+		}
+	}
+	return results, err
+}
+
+func (s *fakeSeq) feed(q sdk.SeqStep, r *sdk.SeqResult) {
+	for i, t := range q.Tokens {
+		s.tokens, s.prompt = append(s.tokens, t), append(s.prompt, q.Prompt)
+		if q.Want == sdk.WantScores {
+			r.Scores = append(r.Scores, fakeScore(s.tokens, q.Targets[i]))
+		}
+	}
+	if q.Want == sdk.WantToken {
+		r.Token = fakeToken(s.tokens, s.prompt, s.reserved)
+		r.Logprob = -float32(r.Token)
+		for i := range q.TopN {
+			r.Top = append(r.Top, sdk.TokenScore{Token: r.Token + int32(i)})
+		}
+	}
+}
+
+const fakeVocab = 500
+
+func fakeToken(tokens []int32, prompt []bool, r sdk.Reservation) int32 {
+	h := hash64(14695981039346656037)
+	for i, t := range tokens {
+		role := 0
+		if prompt[i] {
+			role = 1
+		}
+		h.add(uint64(t)<<1 + uint64(role))
+	}
+	if r.Sampler.Temperature > 0 {
+		h.add(r.Sampler.Seed)
+		h.add(uint64(r.Sampler.Choice))
+		h.add(uint64(len(tokens)))
+		for _, t := range r.Prompt {
+			h.add(uint64(t))
+		}
+	}
+	return int32((h >> 8) % fakeVocab)
+}
+
+func fakeScore(tokens []int32, target int32) float32 {
+	h := hash64(14695981039346656037)
+	for _, t := range tokens {
+		h.add(uint64(t))
+	}
+	h.add(uint64(target))
+	return -float32((h>>8)%10_000) / 1000
+}
+
+// hash64 is FNV-1a over 64-bit words, mixed well enough for tests.
+type hash64 uint64
+
+func (h *hash64) add(v uint64) {
+	*h = (*h ^ hash64(v)) * 1099511628211
+	*h ^= *h >> 29
+}
+
+// solo is what a request is answered when nothing else runs.
+func solo(req Request) (tokens []int32, scores []float32, reason FinishReason) {
+	history := slices.Clone(req.Prompt)
+	prompt := make([]bool, len(history))
+	for i := range prompt {
+		prompt[i] = true
+		if req.WantScores && i > 0 {
+			scores = append(scores, fakeScore(history[:i], history[i]))
+		}
+	}
+	for len(tokens) < req.MaxTokens {
+		t := fakeToken(history, prompt, sdk.Reservation{Prompt: req.Prompt, Sampler: req.Sampler})
+		tokens = append(tokens, t)
+		if !req.IgnoreEOS && slices.Contains(req.EOS, t) {
+			return tokens, scores, FinishStop
+		}
+		history, prompt = append(history, t), append(prompt, false)
+	}
+	return tokens, scores, FinishLength
+}
+
+func ids(tokens []Token) []int32 {
+	var out []int32
+	for _, t := range tokens {
+		out = append(out, t.ID)
+	}
+	return out
+}

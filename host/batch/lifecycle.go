@@ -1,0 +1,215 @@
+package batch
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+)
+
+// Submit queues a request. The errors that need no waiting come at once: *kvledger.TooLongError, *TokenRangeError,
+// ErrEmptyPrompt, *QueueFullError, *UnavailableError, ErrDraining, ErrClosed. The end of ctx cancels the request, also
+// later.
+func (s *Scheduler) Submit(ctx context.Context, req Request) (*Stream, error) {
+	if err := s.check(&req); err != nil {
+		return nil, err
+	}
+	j := &job{req: &req}
+	j.stream = newStream(s, j)
+	j.stream.detach = context.AfterFunc(ctx, func() { s.cancelJob(j, context.Cause(ctx)) })
+	var refused error
+	s.update(func(now time.Time) {
+		if refused = s.refusal(ctx); refused != nil {
+			return
+		}
+		s.lastID++
+		j.id = s.lastID
+		s.jobs[j] = struct{}{}
+		if refused = s.core.submit(now, j); refused != nil {
+			delete(s.jobs, j)
+		}
+	})
+	if refused != nil {
+		j.stream.detach()
+		return nil, refused
+	}
+	return j.stream, nil
+}
+
+// check refuses what could never be served.
+func (s *Scheduler) check(req *Request) error {
+	if len(req.Prompt) == 0 {
+		return ErrEmptyPrompt
+	}
+	if req.MaxTokens < 0 || req.TopN < 0 {
+		return fmt.Errorf("%d tokens with the %d most probable of each: want 0 or more", req.MaxTokens, req.TopN)
+	}
+	for _, id := range req.Prompt {
+		if id < 0 || s.cfg.VocabSize > 0 && int(id) >= s.cfg.VocabSize {
+			return &TokenRangeError{Token: id, VocabSize: s.cfg.VocabSize}
+		}
+	}
+	return nil
+}
+
+// refusal is why no request is taken now.
+func (s *Scheduler) refusal(ctx context.Context) error {
+	switch {
+	case s.closed:
+		return ErrClosed
+	case s.draining:
+		return ErrDraining
+	case s.failure != nil:
+		return s.failure
+	}
+	return context.Cause(ctx)
+}
+
+func (s *Scheduler) cancelJob(j *job, cause error) {
+	s.update(func(now time.Time) {
+		if _, live := s.jobs[j]; live {
+			s.core.cancel(now, j, cause)
+		}
+	})
+}
+
+func (s *Scheduler) stopJob(j *job) {
+	s.update(func(now time.Time) {
+		if _, live := s.jobs[j]; live {
+			s.core.stop(now, j)
+		}
+	})
+}
+
+// Limit returns the positions that one sequence can have, prompt and answer together; math.MaxInt where nothing
+// limits them.
+func (s *Scheduler) Limit() int {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.core.ledger.Limit()
+}
+
+// Drain takes no new requests and waits until all others have ended, or ctx has.
+func (s *Scheduler) Drain(ctx context.Context) error {
+	s.update(func(time.Time) { s.draining = true })
+	select {
+	case <-s.drained:
+		return nil
+	case <-s.ctx.Done():
+		return ErrClosed
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	}
+}
+
+// checkDrained tells Drain when nothing is left.
+func (s *Scheduler) checkDrained() {
+	if !s.draining || len(s.jobs) > 0 || !s.core.idle() {
+		return
+	}
+	select {
+	case <-s.drained:
+	default:
+		close(s.drained)
+	}
+}
+
+// Close ends everything in flight with ErrClosed and waits for the scheduler's goroutines. It may be called more than
+// once.
+func (s *Scheduler) Close() {
+	s.update(func(now time.Time) {
+		if !s.closed {
+			s.closed = true
+			s.core.endAll(now, ErrClosed)
+			s.core.halted = true
+		}
+	})
+	s.cancel()
+	s.work.Wait()
+}
+
+// setTimer has update called again when the next request's time is up.
+func (s *Scheduler) setTimer(now time.Time) {
+	at := s.core.wakeAt()
+	if at.Equal(s.wakeAt) {
+		return
+	}
+	if s.unwake != nil {
+		s.unwake()
+	}
+	s.wakeAt, s.unwake = at, nil
+	if !at.IsZero() {
+		s.unwake = s.cfg.Clock.AfterFunc(at.Sub(now), s.wake)
+	}
+}
+
+func (s *Scheduler) wake() {
+	s.update(func(time.Time) { s.wakeAt, s.unwake = time.Time{}, nil })
+}
+
+// lose ends everything in flight with the loss of the runtime, and has it started again.
+func (s *Scheduler) lose(now time.Time, err error) {
+	s.cfg.Logger.Error("the pipeline is lost", "error", err)
+	s.life.cancel()
+	s.life = nil
+	s.core.lost(now, err)
+	switch {
+	case s.closed:
+	case s.cfg.Relaunch == nil:
+		s.fail(now, &UnavailableError{Err: err})
+	default:
+		s.work.Go(s.relaunch)
+	}
+}
+
+// fail gives up for good.
+func (s *Scheduler) fail(now time.Time, err error) {
+	s.failure = err
+	s.core.endAll(now, err)
+}
+
+// relaunch tries to bring the runtime up until it is, the attempts are used up, or the scheduler closes.
+func (s *Scheduler) relaunch() {
+	backoff := s.cfg.RelaunchBackoff
+	for attempt := 1; s.ctx.Err() == nil; attempt++ {
+		var rt Runtime
+		err := guard(func() (err error) {
+			rt, err = s.cfg.Relaunch(s.ctx)
+			return err
+		})
+		if err == nil && rt == nil {
+			err = errors.New("the relaunch gave no runtime")
+		}
+		if err == nil {
+			s.update(func(now time.Time) { s.adopt(now, rt) })
+			return
+		}
+		s.cfg.Logger.Error("the pipeline did not come up again", "attempt", attempt, "of", s.cfg.RelaunchAttempts, "error", err)
+		if attempt == s.cfg.RelaunchAttempts {
+			s.update(func(now time.Time) { s.fail(now, &UnavailableError{Attempts: attempt, Err: err}) })
+			return
+		}
+		s.pause(backoff)
+		backoff = min(2*backoff, maxRelaunchBackoff)
+	}
+}
+
+func (s *Scheduler) adopt(now time.Time, rt Runtime) {
+	if s.closed {
+		return
+	}
+	s.begin(now, rt)
+	s.core.counters.Relaunches++
+	s.cfg.Logger.Info("the pipeline is back")
+}
+
+// pause waits, at most until the scheduler closes.
+func (s *Scheduler) pause(d time.Duration) {
+	over := make(chan struct{})
+	stop := s.cfg.Clock.AfterFunc(d, func() { close(over) })
+	select {
+	case <-over:
+	case <-s.ctx.Done():
+		stop()
+	}
+}

@@ -1,0 +1,188 @@
+package batch
+
+import (
+	"context"
+	"errors"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/mlxcel/mlxcel/sdk"
+)
+
+// MeasureConfig says how to measure.
+type MeasureConfig struct {
+	Stages    int
+	MaxBatch  int           // sequences of the largest step
+	VocabSize int           // of the model; 0 means that any token will do
+	Budget    time.Duration // larger sizes are left out once it is spent; 0 means 5 s
+	Clock     Clock         // nil means the system's
+}
+
+const (
+	defaultMeasureBudget = 5 * time.Second
+	measureRepeats       = 3
+	measureRows          = 64 // of the prompt that is timed
+	measureLength        = 128
+)
+
+// Measure times steps of 1, 2, 4, … sequences on an idle runtime, alone and with all stages at work, and rows of a
+// prompt. It reserves a few short sequences and releases them again; where the memory is too small for MaxBatch of
+// them, it measures fewer. An error of the runtime ends it.
+func Measure(ctx context.Context, rt Runtime, cfg MeasureConfig) (*Speeds, error) {
+	if cfg.Clock == nil {
+		cfg.Clock = SystemClock{}
+	}
+	orDefault(&cfg.Budget, defaultMeasureBudget)
+	m := &meter{ctx: ctx, rt: rt, cfg: cfg, began: cfg.Clock.Now()}
+	defer m.release()
+	if err := m.reserve(max(1, cfg.MaxBatch)); err != nil {
+		return nil, err
+	}
+	speeds := &Speeds{}
+	row, err := m.promptRow()
+	if err != nil {
+		return nil, err
+	}
+	for batch := 1; batch <= len(m.seqs); batch *= 2 {
+		if batch > 1 && cfg.Clock.Now().Sub(m.began) > cfg.Budget {
+			break
+		}
+		s, err := m.size(batch, speeds.Steps)
+		if err != nil {
+			return nil, err
+		}
+		speeds.Steps = append(speeds.Steps, s)
+	}
+	speeds.Row = row
+	return speeds, nil
+}
+
+// meter measures.
+type meter struct {
+	ctx   context.Context
+	rt    Runtime
+	cfg   MeasureConfig
+	began time.Time
+	seqs  []*metered
+}
+
+type metered struct {
+	seq    sdk.SeqID
+	length int
+}
+
+// reserve makes up to n sequences; a lack of memory ends it early.
+func (m *meter) reserve(n int) error {
+	for range n {
+		seq := m.rt.NewSeq()
+		err := m.rt.Reserve(m.ctx, sdk.Reservation{Seq: seq, Prompt: []int32{0}, MaxLen: measureLength})
+		if sdk.CodeOf(err) == sdk.CodeOutOfMemory && len(m.seqs) > 0 {
+			return nil
+		}
+		if err != nil {
+			return err
+		}
+		m.seqs = append(m.seqs, &metered{seq: seq})
+	}
+	return nil
+}
+
+func (m *meter) release() {
+	ctx, done := context.WithCancel(context.WithoutCancel(m.ctx))
+	done() // ordered, not waited for: what comes next comes after it
+	for _, s := range m.seqs {
+		_ = m.rt.Release(ctx, s.seq)
+	}
+}
+
+// step runs one step of the given sequences, each with so many rows, and returns its time.
+func (m *meter) step(seqs []*metered, rows int) (time.Duration, error) {
+	steps := make([]sdk.SeqStep, len(seqs))
+	for i, s := range seqs {
+		steps[i] = sdk.SeqStep{Seq: s.seq, Pos: s.length, Tokens: m.tokens(rows), Prompt: s.length == 0, Want: sdk.WantToken}
+		s.length += rows
+	}
+	began := m.cfg.Clock.Now()
+	_, err := m.rt.Step(m.ctx, steps)
+	return m.cfg.Clock.Now().Sub(began), err
+}
+
+// tokens returns different ids, as far as there are any.
+func (m *meter) tokens(n int) []int32 {
+	ids := make([]int32, n)
+	for i := range ids {
+		ids[i] = int32(i)
+		if m.cfg.VocabSize > 0 {
+			ids[i] %= int32(m.cfg.VocabSize)
+		}
+	}
+	return ids
+}
+
+// promptRow feeds each sequence its first rows and returns the time of one row of a long prompt.
+func (m *meter) promptRow() (time.Duration, error) {
+	rows := max(1, min(measureRows, m.rt.PrefillChunk()))
+	took, err := m.step(m.seqs[:1], rows)
+	if err != nil {
+		return 0, err
+	}
+	for _, s := range m.seqs[1:] {
+		if _, err := m.step([]*metered{s}, 1); err != nil {
+			return 0, err
+		}
+	}
+	return took / time.Duration(rows), nil
+}
+
+// size measures steps of so many sequences. smaller are the sizes measured before.
+func (m *meter) size(batch int, smaller []Speed) (Speed, error) {
+	s := Speed{Batch: batch}
+	var alone []time.Duration
+	for range measureRepeats {
+		took, err := m.step(m.seqs[:batch], 1)
+		if err != nil {
+			return s, err
+		}
+		alone = append(alone, took)
+	}
+	slices.Sort(alone)
+	s.Latency = alone[len(alone)/2]
+	groups := min(m.cfg.Stages+1, len(m.seqs)/batch)
+	switch {
+	case m.cfg.Stages == 1:
+		s.Interval = s.Latency
+	case groups >= m.cfg.Stages: // all stages can be at work
+		took, err := m.together(batch, groups)
+		if err != nil {
+			return s, err
+		}
+		s.Interval = min(s.Latency, took/time.Duration(groups*measureRepeats))
+	case len(smaller) > 0: // as much shorter than alone as with the size before
+		last := smaller[len(smaller)-1]
+		s.Interval = time.Duration(float64(s.Latency) * float64(last.Interval) / float64(max(1, last.Latency)))
+	default:
+		s.Interval = s.Latency
+	}
+	return s, nil
+}
+
+// together has groups of so many sequences step at the same time, and returns the time of it all.
+func (m *meter) together(batch, groups int) (time.Duration, error) {
+	errs := make([]error, groups)
+	began := m.cfg.Clock.Now()
+	var wait sync.WaitGroup
+	for g := range groups {
+		seqs := m.seqs[g*batch : (g+1)*batch]
+		wait.Go(func() {
+			for range measureRepeats {
+				if _, err := m.step(seqs, 1); err != nil {
+					errs[g] = err
+					return
+				}
+			}
+		})
+	}
+	wait.Wait()
+	return m.cfg.Clock.Now().Sub(began), errors.Join(errs...)
+}

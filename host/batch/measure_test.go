@@ -1,0 +1,97 @@
+package batch
+
+import (
+	"context"
+	"errors"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/mlxcel/mlxcel/sdk"
+)
+
+func TestMeasure(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		rt := newFake(2)
+		speeds, err := Measure(t.Context(), rt, MeasureConfig{Stages: 2, MaxBatch: 8, VocabSize: fakeVocab})
+		if err != nil {
+			t.Fatal(err)
+		}
+		rt.verify(t)
+		if len(speeds.Steps) != 4 {
+			t.Fatalf("measured %+v", speeds.Steps)
+		}
+		for _, s := range speeds.Steps {
+			stage := rt.fixed + time.Duration(s.Batch)*rt.perRow
+			if want := 2 * (stage + rt.hop); s.Latency != want {
+				t.Errorf("batch %d: latency %v, want %v", s.Batch, s.Latency, want)
+			}
+			if s.Interval < stage || float64(s.Interval) > 1.4*float64(stage) {
+				t.Errorf("batch %d: interval %v, a stage takes %v", s.Batch, s.Interval, stage)
+			}
+		}
+		if row := 2*rt.perRow + 2*(rt.fixed+rt.hop)/measureRows; speeds.Row < 2*rt.perRow || speeds.Row > row {
+			t.Errorf("a row takes %v, want %v", speeds.Row, row)
+		}
+		if g := speeds.Groups(8, 2); g < 2 {
+			t.Errorf("%d groups for two stages that overlap", g)
+		}
+	})
+}
+
+func TestMeasureKeepsToItsBudget(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		rt := newFake(1)
+		rt.fixed = time.Second
+		speeds, err := Measure(t.Context(), rt, MeasureConfig{Stages: 1, MaxBatch: 64})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if len(speeds.Steps) != 1 || speeds.Steps[0].Batch != 1 {
+			t.Errorf("measured %+v", speeds.Steps)
+		}
+		rt.verify(t)
+	})
+}
+
+func TestMeasureWithLittleMemory(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		rt := newFake(2)
+		rt.capacity = 3 * measureLength
+		speeds, err := Measure(t.Context(), rt, MeasureConfig{Stages: 2, MaxBatch: 8})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if len(speeds.Steps) != 2 {
+			t.Errorf("measured %+v", speeds.Steps)
+		}
+		rt.verify(t)
+	})
+}
+
+func TestMeasureFails(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		rt := newFake(2)
+		steps := 0
+		rt.onStep = func([]sdk.SeqStep) error {
+			steps++
+			if steps == 10 {
+				return errKernel
+			}
+			return nil
+		}
+		if _, err := Measure(t.Context(), rt, MeasureConfig{Stages: 2, MaxBatch: 8}); !errors.Is(err, errKernel) {
+			t.Errorf("got %v", err)
+		}
+		rt.verify(t)
+		rt.capacity = 1
+		if _, err := Measure(t.Context(), rt, MeasureConfig{Stages: 2, MaxBatch: 8}); sdk.CodeOf(err) != sdk.CodeOutOfMemory {
+			t.Errorf("got %v", err)
+		}
+		ctx, cancel := context.WithCancel(t.Context())
+		cancel()
+		if _, err := Measure(ctx, rt, MeasureConfig{Stages: 2, MaxBatch: 8}); !errors.Is(err, context.Canceled) {
+			t.Errorf("got %v", err)
+		}
+	})
+}

@@ -1,0 +1,231 @@
+// Package batch owns continuous batching: which sequences make up each step of the one runtime, and who waits.
+//
+// Requests join and leave with every step. A core without clock or goroutines decides; a thin monitor around it carries
+// its decisions out.
+package batch
+
+import (
+	"context"
+	"runtime/debug"
+	"sync"
+	"time"
+
+	"github.com/mlxcel/mlxcel/host/kvledger"
+	"github.com/mlxcel/mlxcel/sdk"
+)
+
+// Runtime is what requests run on; *pipeline.Pipeline is one.
+type Runtime interface {
+	NewSeq() sdk.SeqID
+	PrefillChunk() int // rows of one sequence in a step at most
+	Reserve(ctx context.Context, r sdk.Reservation) error
+	// Release frees a sequence. ctx bounds only the wait: with one that has ended, it gives the order and returns.
+	Release(ctx context.Context, seq sdk.SeqID) error
+	// Step fails with a *pipeline.StepError where the results of some sequences are valid. It releases those that
+	// failed, and all when ctx ends.
+	Step(ctx context.Context, seqs []sdk.SeqStep) ([]sdk.SeqResult, error)
+	Done() <-chan struct{} // closed once it takes no more work
+	Err() error            // why
+}
+
+// Scheduler batches requests continuously over one runtime. It is safe for concurrent use.
+//
+// It is a monitor: whoever brings an event (a request, the end of a step, a deadline) has the core decide under the
+// lock, and sets going what it decided.
+type Scheduler struct {
+	cfg    Config
+	ctx    context.Context
+	cancel context.CancelFunc
+	noWait context.Context // has ended: releases are ordered, not waited for
+	work   sync.WaitGroup
+
+	mu       sync.Mutex
+	core     *core
+	life     *life             // of the runtime; nil while there is none
+	jobs     map[*job]struct{} // not ended
+	lastID   uint64
+	failure  error // why there will be no runtime any more
+	draining bool
+	closed   bool
+	drained  chan struct{} // closed once draining is through
+	wakeAt   time.Time
+	unwake   func() bool // stops the timer set for wakeAt
+}
+
+// life is the time from a runtime's start, or from a fault of the scheduler, to the next. What began in an earlier one
+// no longer counts.
+type life struct {
+	rt     Runtime
+	ctx    context.Context
+	cancel context.CancelFunc
+}
+
+// New starts a scheduler. Close ends it; the runtime stays its owner's.
+func New(cfg Config) (s *Scheduler, err error) {
+	if err := cfg.Validate(); err != nil {
+		return nil, err
+	}
+	s = &Scheduler{cfg: cfg.withDefaults(), jobs: map[*job]struct{}{}, drained: make(chan struct{})}
+	s.ctx, s.cancel = context.WithCancel(context.Background())
+	var end context.CancelFunc
+	s.noWait, end = context.WithCancel(context.Background())
+	end()
+	if s.core, err = s.freshCore(); err != nil {
+		return nil, err
+	}
+	s.begin(s.cfg.Clock.Now(), cfg.Runtime)
+	return s, nil
+}
+
+func (s *Scheduler) freshCore() (*core, error) {
+	ledger, err := kvledger.New(s.cfg.Ledger)
+	if err != nil {
+		return nil, err
+	}
+	return newCore(s.cfg.core(), ledger), nil
+}
+
+// begin starts a life of a runtime.
+func (s *Scheduler) begin(now time.Time, rt Runtime) {
+	s.core.resume(now, rt.PrefillChunk(), rt.NewSeq)
+	l := &life{rt: rt}
+	l.ctx, l.cancel = context.WithCancel(s.ctx)
+	s.life = l
+	s.work.Go(func() {
+		select {
+		case <-l.ctx.Done():
+		case <-rt.Done():
+			s.update(func(now time.Time) {
+				if s.life == l {
+					s.lose(now, rt.Err())
+				}
+			})
+		}
+	})
+}
+
+// update lets one event happen, decides what follows, and sets it going.
+func (s *Scheduler) update(event func(now time.Time)) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	defer s.contain()
+	now := s.cfg.Clock.Now()
+	event(now)
+	s.core.expire(now)
+	s.core.decide(now)
+	s.carryOut(s.core.take())
+	s.setTimer(now)
+	s.checkDrained()
+}
+
+// carryOut does what the core wants. New steps start before anybody is told of the tokens of the last one.
+func (s *Scheduler) carryOut(o orders) {
+	if s.life != nil {
+		for _, seq := range o.release {
+			_ = s.life.rt.Release(s.noWait, seq) // ordered; nobody waits
+		}
+		for _, j := range o.reserve {
+			s.startReserve(s.life, j)
+		}
+		for _, f := range o.steps {
+			s.startStep(s.life, f)
+		}
+	}
+	for _, f := range o.abort {
+		f.cancel()
+	}
+	for _, d := range o.tokens {
+		d.job.stream.push(d.job, d.token)
+	}
+	for _, j := range o.ended {
+		delete(s.jobs, j)
+		j.stream.finish(j)
+	}
+}
+
+func (s *Scheduler) startReserve(l *life, j *job) {
+	seq := j.seq
+	r := sdk.Reservation{Seq: seq, Prompt: j.req.Prompt, Sampler: j.req.Sampler}
+	if s.cfg.Preemption == PreemptNone { // else the stages spare no more than what a sequence has grown to
+		r.MaxLen = j.length()
+	}
+	s.work.Go(func() {
+		err := guard(func() error { return l.rt.Reserve(l.ctx, r) })
+		s.update(func(now time.Time) {
+			switch {
+			case s.life != l:
+				_ = l.rt.Release(s.noWait, seq)
+			case err != nil && l.rt.Err() != nil:
+				s.lose(now, l.rt.Err())
+			default:
+				s.core.reserved(now, j, err)
+			}
+		})
+	})
+}
+
+func (s *Scheduler) startStep(l *life, f *flight) {
+	ctx, cancel := context.WithCancel(l.ctx)
+	f.cancel = cancel
+	s.work.Go(func() {
+		defer cancel()
+		var results []sdk.SeqResult
+		err := guard(func() (err error) {
+			results, err = l.rt.Step(ctx, f.steps)
+			return err
+		})
+		s.update(func(now time.Time) {
+			switch {
+			case s.life != l:
+				for i := range f.steps {
+					_ = l.rt.Release(s.noWait, f.steps[i].Seq)
+				}
+			case err != nil && l.rt.Err() != nil:
+				s.lose(now, l.rt.Err())
+			default:
+				s.core.stepped(now, f, results, err)
+			}
+		})
+	})
+}
+
+// guard turns a panic of the runtime into an error.
+func guard(f func() error) (err error) {
+	defer func() {
+		if v := recover(); v != nil {
+			err = &PanicError{Value: v, Stack: debug.Stack()}
+		}
+	}()
+	return f()
+}
+
+// contain turns a panic of the scheduler into the failure of the requests that it had, and starts afresh.
+func (s *Scheduler) contain() {
+	v := recover()
+	if v == nil {
+		return
+	}
+	err := &PanicError{Value: v, Stack: debug.Stack()}
+	s.cfg.Logger.Error("the scheduler failed and starts afresh", "requests", len(s.jobs), "error", err, "stack", string(err.Stack))
+	now := s.cfg.Clock.Now()
+	for j := range s.jobs {
+		j.ended, j.err, j.endedAt = true, err, now
+		j.stream.finish(j)
+	}
+	old, l := s.core, s.life
+	s.core, _ = s.freshCore() // it can't fail: New has made one of the same
+	s.core.counters = old.counters
+	s.core.counters.Panics++
+	s.core.counters.Failed += uint64(len(s.jobs))
+	clear(s.jobs)
+	if l != nil && !s.closed {
+		l.cancel() // ends what is in a step or being reserved, and releases it
+		for _, j := range old.active {
+			if j.place == placeReady {
+				_ = guard(func() error { return l.rt.Release(s.noWait, j.seq) })
+			}
+		}
+		s.begin(now, l.rt)
+	}
+	s.checkDrained()
+}
