@@ -32,7 +32,7 @@ WITH_MLX := LD_LIBRARY_PATH=$(MLX_LIB)
 endif
 
 .DEFAULT_GOAL := help
-.PHONY: setup build demo test bench lint fuzz clean help generate sanitize oracle
+.PHONY: setup build demo test bench lint fuzz clean help generate race sanitize oracle
 
 help: ## list the targets
 	@grep -E '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 10
@@ -75,6 +75,9 @@ lint: $(MLX) ## gofmt, vet, staticcheck
 
 fuzz: $(MLX) ## run every fuzz target for FUZZTIME (10s)
 	$(WITH_MLX) scripts/fuzz.sh $(MODULES)
+
+race: setup ## run the tests of the libraries under the race detector
+	$(WITH_MLX) go test -race ./sdk/... ./host/... ./mlxshared/...
 
 sanitize: $(MLX) ## run the tests of kernels and shim under the address sanitizer
 	$(WITH_MLX) go test -asan ./mlxshared/kernels/cpu ./mlxshared/mlx

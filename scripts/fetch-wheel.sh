@@ -6,7 +6,7 @@ requirements=$1 folder=$2
 mkdir -p "$(dirname "$folder")"
 tmp=$(mktemp -d "$folder.partial.XXXXXX")
 trap 'rm -rf "$tmp"' EXIT
-python3 -m pip install --quiet --disable-pip-version-check --no-deps --no-compile --only-binary=:all: \
+PIP_ROOT_USER_ACTION=ignore python3 -m pip install --quiet --disable-pip-version-check --no-deps --no-compile --only-binary=:all: \
   --require-hashes --target "$tmp" -r "$requirements"
 chmod 755 "$tmp"
 rm -rf "$folder"
