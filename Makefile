@@ -32,7 +32,7 @@ WITH_MLX := LD_LIBRARY_PATH=$(MLX_LIB)
 endif
 
 .DEFAULT_GOAL := help
-.PHONY: setup build demo test bench lint fuzz clean help generate race sanitize oracle
+.PHONY: setup build demo test bench lint fuzz clean help generate race sanitize oracle clients soak
 
 help: ## list the targets
 	@grep -E '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 10
@@ -81,6 +81,13 @@ race: setup ## run the tests of the libraries under the race detector
 
 sanitize: $(MLX) ## run the tests of kernels and shim under the address sanitizer
 	$(WITH_MLX) go test -asan ./mlxshared/kernels/cpu ./mlxshared/mlx
+
+clients: setup ## run the official OpenAI clients and schemathesis against a real server
+	scripts/clients/run.sh
+
+SOAKTIME ?= 10m
+soak: setup ## load a server with joins, leaves and cancels for SOAKTIME (10m)
+	scripts/soak/run.sh -duration $(SOAKTIME)
 
 oracle: ## compare tokenizer and chat templates with the Python originals on real files
 	python3 scripts/oracle/tokenizers/make.py

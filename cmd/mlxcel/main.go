@@ -62,7 +62,7 @@ func newApp(stdin io.Reader, stdout, stderr io.Writer) *cli.App {
 		fmt.Fprintf(stderr, "mlxcel: there is no command %q; see mlxcel --help\n", name)
 	}
 	app.Commands = []*cli.Command{
-		generateCommand(), chatCommand(), importCommand(), inspectCommand(), planCommand(), pluginsCommand(), templateCheckCommand(),
+		generateCommand(), chatCommand(), serveCommand(), importCommand(), inspectCommand(), planCommand(), pluginsCommand(), templateCheckCommand(),
 	}
 	for _, c := range app.Commands {
 		c.OnUsageError = app.OnUsageError

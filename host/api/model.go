@@ -1,0 +1,87 @@
+package api
+
+import (
+	"context"
+	"time"
+
+	"github.com/mlxcel/mlxcel/host/batch"
+	"github.com/mlxcel/mlxcel/host/chat"
+	"github.com/mlxcel/mlxcel/host/tokenize"
+)
+
+// Model is what requests are answered with, once it is loaded.
+type Model struct {
+	IDs       []string // the names it is served under; the first is its own, the others are aliases
+	Created   time.Time
+	VocabSize int // rows of the output projection
+	EOS       []int32
+	Tokenizer *tokenize.Tokenizer
+	Template  *chat.Template // nil when the model has none
+	Scheduler Scheduler
+	Stages    []Stage
+	Device    string // "cpu", "metal" or "cuda"; empty when it is not known
+
+	speller *speller // set by SetModel
+}
+
+// Stage is one stage of the pipeline, for /props.
+type Stage struct {
+	Stage  int    `json:"stage"`
+	Layers string `json:"layers"` // inclusive, as --pp-layers takes them
+	Plugin string `json:"plugin"`
+	Bytes  int64  `json:"bytes"` // held
+}
+
+// numerics tells what answers do not depend on, bit for bit, for /props.
+type numerics struct {
+	SplitInvariant bool `json:"split_invariant"` // over how many stages the model is split
+	BatchInvariant bool `json:"batch_invariant"` // what else runs at the same time
+	ChunkInvariant bool `json:"chunk_invariant"` // how the prompt is cut into steps
+}
+
+// numerics promises what holds on the device: elsewhere than on the CPU, MLX picks its kernels by the shape of the batch.
+func (m *Model) numerics() numerics {
+	cpu := m.Device == deviceCPU
+	return numerics{SplitInvariant: true, BatchInvariant: cpu, ChunkInvariant: cpu}
+}
+
+const deviceCPU = "cpu"
+
+// Scheduler runs requests; Batch makes one of a *batch.Scheduler.
+type Scheduler interface {
+	// Submit queues a request. The end of ctx cancels it.
+	Submit(ctx context.Context, r batch.Request) (Stream, error)
+	// Limit returns the positions that one sequence can have, prompt and answer together.
+	Limit() int
+	Status() batch.Status
+	// Healthy tells whether work makes progress: nil, or why not.
+	Healthy(now time.Time) error
+}
+
+// Stream is the answer to one request as it comes; *batch.Stream is one. It is for one goroutine at a time.
+type Stream interface {
+	// Signal gets a value when there is something to Take.
+	Signal() <-chan struct{}
+	// Take returns the tokens that came since, and whether the answer has ended.
+	Take() (tokens []batch.Token, done bool)
+	// PromptScores returns the scores of the prompt's tokens but the first.
+	PromptScores() []float32
+	// Stop ends the answer after its first n tokens.
+	Stop(n int)
+	// Result returns what the request came to, and why it failed.
+	Result() (*batch.Result, error)
+}
+
+// Batch is the scheduler of continuous batching.
+type Batch struct{ *batch.Scheduler }
+
+// Submit is Scheduler's.
+func (b Batch) Submit(ctx context.Context, r batch.Request) (Stream, error) {
+	s, err := b.Scheduler.Submit(ctx, r)
+	if err != nil {
+		return nil, err
+	}
+	return s, nil
+}
+
+var _ Stream = (*batch.Stream)(nil)
