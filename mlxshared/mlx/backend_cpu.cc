@@ -1,120 +1,12 @@
 // The back end on our CPU kernels: each operation is one MLX primitive, so the rest of MLX works around it.
 #include <algorithm>
-#include <cstring>
 
-#include "internal.h"
-#include "kernels.h"
-#include "mlx/allocator.h"
-#include "mlx/backend/cpu/encoder.h"
-#include "mlx/primitives.h"
+#include "block_cache.h"
+#include "kernel_primitive.h"
 
 namespace mlxcel {
 
 namespace {
-
-using Arrays = std::vector<array>;
-using Pool = std::shared_ptr<mk_pool>;
-
-mk_dtype kernel_dtype(mc::Dtype t) { return t == mc::float32 ? MK_F32 : t == mc::float16 ? MK_F16 : MK_BF16; }
-
-void allocate(array& a) {
-  a.set_data(mc::allocator::malloc(a.nbytes()));
-  if (a.nbytes() > 0 && a.buffer().raw_ptr() == nullptr)
-    throw std::runtime_error(format("no memory for %zu bytes", a.nbytes()));
-}
-
-// Copies an array of any strides to a row-major one.
-void copy_strided(const char* from, char* to, const mc::Shape& shape, const mc::Strides& strides, size_t item) {
-  size_t inner = 1; // trailing elements that lie together
-  int dims = static_cast<int>(shape.size());
-  while (dims > 0 && (shape[dims - 1] == 1 || strides[dims - 1] == static_cast<int64_t>(inner))) inner *= shape[--dims];
-  std::vector<int> at(dims, 0);
-  for (;;) {
-    int64_t offset = 0;
-    for (int i = 0; i < dims; i++) offset += at[i] * strides[i];
-    memcpy(to, from + offset * static_cast<int64_t>(item), inner * item);
-    to += inner * item;
-    int i = dims - 1;
-    while (i >= 0 && ++at[i] == shape[i]) at[i--] = 0;
-    if (i < 0) return;
-  }
-}
-
-// A primitive that runs on a kernel pool.
-class KernelPrimitive : public mc::Primitive {
- public:
-  KernelPrimitive(mc::Stream s, Pool pool) : Primitive(s), pool_(std::move(pool)) {}
-  void eval_gpu(const Arrays&, Arrays&) override { throw std::runtime_error(std::string(name()) + " runs on the cpu only"); }
-
- protected:
-  mc::cpu::CommandEncoder& encoder() { return mc::cpu::get_command_encoder(stream()); }
-
-  // The elements of a, row-major: a's own, or those of a temporary that a task before this primitive's fills.
-  const void* dense(const array& a) {
-    if (a.flags().row_contiguous) return a.data<void>();
-    array copy(a.shape(), a.dtype(), nullptr, {});
-    allocate(copy);
-    auto& e = encoder();
-    e.add_temporary(copy);
-    e.dispatch([from = a.data<char>(), to = copy.data<char>(), shape = a.shape(), strides = a.strides(), item = a.itemsize()] {
-      copy_strided(from, to, shape, strides, item);
-    });
-    return copy.data<void>();
-  }
-
-  // Gives out the memory of in if nobody else needs it, else new memory. Only for kernels that work in place.
-  void allocate_or_donate(const array& in, array& out) {
-    if (in.is_donatable() && in.flags().row_contiguous && in.nbytes() == out.nbytes())
-      out.copy_shared_buffer(in);
-    else
-      allocate(out);
-  }
-
-  Pool pool_;
-};
-
-// The weight's inputs follow the primitive's own: w, then scales and biases as the format has them.
-struct WeightInputs {
-  explicit WeightInputs(const Matrix& m)
-      : kernel{static_cast<mk_format>(m.format), MK_F32, m.bits, m.group, m.rows, m.cols, nullptr, nullptr, nullptr} {
-    if (m.format == Format::dense) kernel.dtype = kernel_dtype(m.w.dtype());
-    if (m.format == Format::affine) kernel.dtype = kernel_dtype(m.scales->dtype());
-    mk_matrix probe = kernel; // the kernels look at the description; any address will do
-    probe.data = probe.scales = probe.biases = &probe;
-    if (const char* why = mk_matrix_check(&probe))
-      throw std::invalid_argument(format("%s weight [%d,%d], %d bits, group %d: %s", m.mode().c_str(), m.rows, m.cols, m.bits,
-                                         m.group, why));
-  }
-
-  static void append(const Matrix& m, Arrays& inputs) {
-    inputs.push_back(m.w);
-    if (m.scales) inputs.push_back(*m.scales);
-    if (m.biases) inputs.push_back(*m.biases);
-  }
-
-  mk_matrix kernel;
-};
-
-static_assert(int(Format::dense) == MK_DENSE && int(Format::affine) == MK_AFFINE && int(Format::mxfp4) == MK_MXFP4 &&
-              int(Format::mxfp8) == MK_MXFP8 && int(Format::nvfp4) == MK_NVFP4);
-
-class WeightPrimitive : public KernelPrimitive {
- public:
-  WeightPrimitive(mc::Stream s, Pool pool, const Matrix& m) : KernelPrimitive(s, std::move(pool)), weight_(m) {}
-
- protected:
-  // Takes the weight's arrays from inputs at i, and moves i past them.
-  mk_matrix weight(const Arrays& inputs, size_t& i) {
-    mk_matrix m = weight_.kernel;
-    m.data = dense(inputs[i++]);
-    if (m.format != MK_DENSE) m.scales = dense(inputs[i++]);
-    if (m.format == MK_AFFINE) m.biases = dense(inputs[i++]);
-    return m;
-  }
-
- private:
-  WeightInputs weight_;
-};
 
 class Linear final : public WeightPrimitive {
  public:
@@ -245,60 +137,11 @@ class SiluMul final : public KernelPrimitive {
   }
 };
 
-class BlockCache final : public Cache {
- public:
-  BlockCache(int kv_heads, int k_dim, int v_dim, mc::Dtype dtype, mk_kv* kv)
-      : Cache(kv_heads, k_dim, v_dim, dtype), kv(kv) {
-    if (kv == nullptr) throw std::runtime_error("no memory for a cache");
-    length = mk_kv_len(kv);
-  }
-  ~BlockCache() override { mk_kv_free(kv); }
-
-  uint64_t bytes() const override { return mk_kv_bytes(kv); }
-
-  void truncate(int64_t len) override {
-    int64_t held = mk_kv_len(kv);
-    if (len > held) throw std::runtime_error(format("only %lld positions were evaluated", static_cast<long long>(held)));
-    mk_kv_truncate(kv, len);
-    length = len;
-    last.reset();
-  }
-
-  void drop_before(int64_t pos) override {
-    pos = std::min(pos, mk_kv_len(kv)); // the graph may be ahead
-    mk_kv_drop_before(kv, pos);
-    first = std::max(first, pos / MK_KV_BLOCK * MK_KV_BLOCK);
-  }
-
-  std::shared_ptr<Cache> fork() override {
-    if (mk_kv_len(kv) != length)
-      throw std::runtime_error(format("%lld positions were not evaluated yet", static_cast<long long>(length - mk_kv_len(kv))));
-    auto copy = std::make_shared<BlockCache>(kv_heads, k_dim, v_dim, dtype, mk_kv_fork(kv));
-    copy->first = first;
-    return copy;
-  }
-
-  void evaluated() override {
-    if (last && last->status() != array::Status::unscheduled) last.reset();
-  }
-  void abandon() override { last.reset(); }
-
-  mk_kv* const kv;
-  // The last attention built on this cache and not evaluated yet. The next one takes it as an input, since MLX
-  // would else be free to run them in any order.
-  std::optional<array> last;
-};
-
-struct BlockSegment {
-  std::shared_ptr<BlockCache> cache;
-  int64_t row0, rows, pos;
-};
-
 class CachedAttention final : public KernelPrimitive {
  public:
   CachedAttention(mc::Stream s, Pool pool, const Attention& spec, bool append, std::vector<BlockSegment> segments)
       : KernelPrimitive(s, std::move(pool)), heads_(spec.heads), scale_(spec.scale), window_(spec.window),
-        softcap_(spec.softcap), append_(append), sinks_(spec.sinks.has_value()), segments_(std::move(segments)) {}
+        softcap_(spec.softcap), chunk_(spec.chunk), append_(append), sinks_(spec.sinks.has_value()), segments_(std::move(segments)) {}
   const char* name() const override { return "attention"; }
 
   // Inputs: q, then k and v if it appends, then sinks if there are any, then the attentions to run after.
@@ -311,24 +154,21 @@ class CachedAttention final : public KernelPrimitive {
     if (append_) {
       k_row = in[i].nbytes() / in[i].shape(0);
       k = static_cast<const char*>(dense(in[i++]));
+    }
+    if (append_ && !segments_[0].cache->latent) {
       v_row = in[i].nbytes() / in[i].shape(0);
       v = static_cast<const char*>(dense(in[i++]));
     }
     auto* sinks = sinks_ ? static_cast<const float*>(dense(in[i++])) : nullptr;
     encoder().dispatch([pool = pool_, q, t = kernel_dtype(in[0].dtype()), k, v, k_row, v_row, sinks, heads = heads_,
-                        scale = scale_, window = window_, softcap = softcap_, segments = std::move(segments_),
+                        scale = scale_, window = window_, softcap = softcap_, chunk = chunk_, segments = std::move(segments_),
                         y = out[0].data<void>()] {
-      std::vector<mk_segment> parts;
-      parts.reserve(segments.size());
-      for (auto& g : segments) {
-        if (k && mk_kv_append(g.cache->kv, g.pos, k + g.row0 * k_row, v + g.row0 * v_row, g.rows) != 0)
-          throw std::runtime_error(format("attention: no memory for %lld positions, or the cache holds %lld, want %lld",
-                                          static_cast<long long>(g.rows), static_cast<long long>(mk_kv_len(g.cache->kv)),
-                                          static_cast<long long>(g.pos)));
-        if (mk_kv_len(g.cache->kv) < g.pos + g.rows) throw std::runtime_error("attention: the cache lost positions");
-        parts.push_back({g.cache->kv, g.row0, g.rows, g.pos});
-      }
-      mk_attention(pool.get(), q, t, heads, scale, window, softcap, sinks, parts.data(), static_cast<int64_t>(parts.size()), y);
+      std::vector<mk_segment> parts = appended(segments, k, k_row, v, v_row);
+      auto n = static_cast<int64_t>(parts.size());
+      if (chunk > 0)
+        mk_chunked_attention(pool.get(), q, t, heads, scale, chunk, parts.data(), n, y);
+      else
+        mk_attention(pool.get(), q, t, heads, scale, window, softcap, sinks, parts.data(), n, y);
     });
   }
 
@@ -337,6 +177,7 @@ class CachedAttention final : public KernelPrimitive {
   float scale_;
   int64_t window_;
   float softcap_;
+  int64_t chunk_;
   bool append_, sinks_;
   std::vector<BlockSegment> segments_;
 };
@@ -387,17 +228,11 @@ class KernelBackend final : public Backend {
   array attention(const array& q, const std::optional<array>& k, const std::optional<array>& v, const Attention& spec,
                   const std::vector<Segment>& segments) override {
     Arrays inputs{q};
-    std::vector<BlockSegment> parts;
-    parts.reserve(segments.size());
-    for (auto& g : segments)
-      parts.push_back({std::static_pointer_cast<BlockCache>(g.cache), g.row0, g.rows, g.pos});
-    if (k) {
-      inputs.push_back(mc::astype(*k, segments[0].cache->dtype, stream_));
-      inputs.push_back(mc::astype(*v, segments[0].cache->dtype, stream_));
-    }
+    std::vector<BlockSegment> parts = block_segments(segments);
+    if (k) inputs.push_back(mc::astype(*k, segments[0].cache->dtype, stream_));
+    if (v) inputs.push_back(mc::astype(*v, segments[0].cache->dtype, stream_));
     if (spec.sinks) inputs.push_back(*spec.sinks);
     for (auto& g : parts) {
-      if (g.cache->dtype != parts[0].cache->dtype) throw std::invalid_argument("the segments' caches differ in dtype");
       if (g.cache->last) inputs.push_back(*g.cache->last);
     }
     auto out = array({q.shape(0), spec.heads * spec.value_dim}, q.dtype(),
@@ -410,12 +245,22 @@ class KernelBackend final : public Backend {
   }
 
   std::shared_ptr<Cache> new_cache(int kv_heads, int k_dim, int v_dim, mc::Dtype dtype) override {
-    return std::make_shared<BlockCache>(kv_heads, k_dim, v_dim, dtype, mk_kv_new(kv_heads, k_dim, v_dim, kernel_dtype(dtype)));
+    return std::make_shared<BlockCache>(kv_heads, k_dim, v_dim, dtype, false,
+                                        mk_kv_new(kv_heads, k_dim, v_dim, kernel_dtype(dtype)));
   }
+
+  MoeBackend& moe() override { return *moe_; }
+  RecurrentBackend& recurrent() override { return *recurrent_; }
+  LatentBackend& latent() override { return *latent_; }
+  ActivationBackend& activation() override { return *activation_; }
 
  private:
   mc::Stream stream_;
   Pool pool_;
+  std::unique_ptr<MoeBackend> moe_ = make_kernel_moe(stream_, pool_);
+  std::unique_ptr<RecurrentBackend> recurrent_ = make_kernel_recurrent(stream_, pool_);
+  std::unique_ptr<LatentBackend> latent_ = make_kernel_latent(stream_, pool_);
+  std::unique_ptr<ActivationBackend> activation_ = make_kernel_activation(stream_, pool_);
 };
 
 } // namespace

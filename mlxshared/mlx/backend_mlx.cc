@@ -2,86 +2,11 @@
 #include <algorithm>
 #include <limits>
 
-#include "internal.h"
+#include "array_cache.h"
 
 namespace mlxcel {
 
 namespace {
-
-constexpr int cache_step = 256; // positions by which a cache grows
-
-// Keys and values [1, heads, capacity, dim] of the positions from first on.
-class ArrayCache final : public Cache {
- public:
-  ArrayCache(int kv_heads, int k_dim, int v_dim, mc::Dtype dtype, mc::Stream s)
-      : Cache(kv_heads, k_dim, v_dim, dtype), stream_(s) {}
-
-  uint64_t bytes() const override { return k_ ? k_->nbytes() + v_->nbytes() : 0; }
-  bool counted_by_mlx() const override { return true; }
-
-  void truncate(int64_t len) override {
-    length = len;
-    if (len == first) k_.reset(), v_.reset();
-  }
-
-  void drop_before(int64_t pos) override {
-    int64_t base = pos / cache_step * cache_step;
-    if (!k_ || base <= first) return;
-    int from = static_cast<int>(base - first);
-    if (from >= k_->shape(2)) {
-      k_.reset(), v_.reset();
-    } else {
-      // A copy: a slice would keep the whole buffer alive.
-      k_ = mc::contiguous(rows(*k_, from, k_->shape(2)), false, stream_);
-      v_ = mc::contiguous(rows(*v_, from, v_->shape(2)), false, stream_);
-      mc::eval(*k_, *v_);
-    }
-    first = base;
-  }
-
-  std::shared_ptr<Cache> fork() override {
-    auto copy = std::make_shared<ArrayCache>(kv_heads, k_dim, v_dim, dtype, stream_);
-    copy->k_ = k_; // MLX copies a shared buffer when one side writes
-    copy->v_ = v_;
-    copy->first = first;
-    copy->length = length;
-    return copy;
-  }
-
-  void abandon() override { k_.reset(), v_.reset(); }
-
-  // Appends k and v [1, heads, n, dim].
-  void append(const array& k, const array& v) {
-    int n = k.shape(2), at = static_cast<int>(length - first);
-    k_ = written(k_, k, at, k_dim);
-    v_ = written(v_, v, at, v_dim);
-    length += n;
-  }
-
-  array keys(int64_t from) const { return rows(*k_, from - first, length - first); }
-  array values(int64_t from) const { return rows(*v_, from - first, length - first); }
-
- private:
-  array rows(const array& a, int64_t from, int64_t to) const {
-    return mc::slice(a, {0, 0, static_cast<int>(from), 0}, {1, a.shape(1), static_cast<int>(to), a.shape(3)}, stream_);
-  }
-
-  array written(const std::optional<array>& old, const array& news, int at, int dim) const {
-    int need = at + news.shape(2);
-    std::optional<array> room = old;
-    if (!old || need > old->shape(2)) {
-      int held = old ? old->shape(2) : 0;
-      int grown = (need + cache_step - 1) / cache_step * cache_step;
-      array more = mc::zeros({1, kv_heads, grown - held, dim}, dtype, stream_);
-      room = old ? mc::concatenate({*old, more}, 2, stream_) : more;
-    }
-    return mc::slice_update(*room, mc::astype(news, dtype, stream_), mc::Shape{0, 0, at, 0},
-                            mc::Shape{1, kv_heads, need, dim}, stream_);
-  }
-
-  mc::Stream stream_;
-  std::optional<array> k_, v_;
-};
 
 class MlxBackend final : public Backend {
  public:
@@ -145,7 +70,11 @@ class MlxBackend final : public Backend {
     outs.reserve(segments.size());
     for (auto& g : segments) {
       auto& cache = static_cast<ArrayCache&>(*g.cache);
-      if (k) cache.append(by_head(*k, g, spec.kv_heads, spec.head_dim), by_head(*v, g, spec.kv_heads, spec.value_dim));
+      if (k) {
+        std::optional<array> values;
+        if (v) values = by_head(*v, g, spec.kv_heads, spec.value_dim);
+        cache.append(by_head(*k, g, spec.kv_heads, spec.head_dim), values);
+      }
       array y = attend(by_head(q, g, spec.heads, spec.head_dim), cache, g, spec);
       y = mc::transpose(y, {0, 2, 1, 3}, s_);
       outs.push_back(mc::reshape(y, {static_cast<int>(g.rows), spec.heads * spec.value_dim}, s_));
@@ -155,8 +84,13 @@ class MlxBackend final : public Backend {
   }
 
   std::shared_ptr<Cache> new_cache(int kv_heads, int k_dim, int v_dim, mc::Dtype dtype) override {
-    return std::make_shared<ArrayCache>(kv_heads, k_dim, v_dim, dtype, s_);
+    return std::make_shared<ArrayCache>(kv_heads, k_dim, v_dim, dtype, false, s_);
   }
+
+  MoeBackend& moe() override { return *moe_; }
+  RecurrentBackend& recurrent() override { return *recurrent_; }
+  LatentBackend& latent() override { return *latent_; }
+  ActivationBackend& activation() override { return *activation_; }
 
  private:
   // The segment's rows of a flat [rows, heads*dim] as [1, heads, n, dim].
@@ -168,24 +102,29 @@ class MlxBackend final : public Backend {
   }
 
   // The positions that rows see: [n, end-from], true where seen.
-  array mask(const Segment& g, int64_t from, int64_t window) {
+  array mask(const Segment& g, int64_t from, const Attention& spec) {
     int64_t end = g.pos + g.rows;
     array row = mc::expand_dims(mc::arange(double(g.pos), double(end), 1.0, mc::int32, s_), 1, s_);
     array col = mc::expand_dims(mc::arange(double(from), double(end), 1.0, mc::int32, s_), 0, s_);
     array seen = mc::less_equal(col, row, s_);
-    if (window == 0) return seen;
-    return mc::logical_and(seen, mc::less(mc::subtract(row, col, s_), array(static_cast<int>(window)), s_), s_);
+    if (spec.chunk > 0) {
+      array chunk(static_cast<int>(spec.chunk));
+      seen = mc::logical_and(seen, mc::equal(mc::floor_divide(row, chunk, s_), mc::floor_divide(col, chunk, s_), s_), s_);
+    }
+    if (spec.window == 0) return seen;
+    return mc::logical_and(seen, mc::less(mc::subtract(row, col, s_), array(static_cast<int>(spec.window)), s_), s_);
   }
 
   array attend(const array& q, const ArrayCache& cache, const Segment& g, const Attention& spec) {
-    // No row sees what lies before the first one's window.
+    // No row sees what lies before the first one's window or chunk.
     int64_t from = cache.first;
+    if (spec.chunk > 0) from = std::max(from, g.pos / spec.chunk * spec.chunk);
     if (spec.window > 0) from = std::max(from, g.pos + 1 - spec.window);
     array keys = cache.keys(from), values = cache.values(from);
-    if (spec.softcap > 0) return capped(q, keys, values, mask(g, from, spec.window), spec);
-    bool windowed = spec.window > 0 && g.rows > 1;
+    if (spec.softcap > 0) return capped(q, keys, values, mask(g, from, spec), spec);
+    bool windowed = (spec.window > 0 || spec.chunk > 0) && g.rows > 1;
     std::optional<array> shown;
-    if (windowed) shown = mask(g, from, spec.window);
+    if (windowed) shown = mask(g, from, spec);
     std::optional<array> sinks;
     if (spec.sinks) sinks = mc::astype(*spec.sinks, q.dtype(), s_);
     const char* mode = windowed ? "array" : g.rows > 1 ? "causal" : "";
@@ -213,6 +152,10 @@ class MlxBackend final : public Backend {
   }
 
   mc::Stream s_;
+  std::unique_ptr<MoeBackend> moe_ = make_mlx_moe(s_);
+  std::unique_ptr<RecurrentBackend> recurrent_ = make_mlx_recurrent(s_);
+  std::unique_ptr<LatentBackend> latent_ = make_mlx_latent(s_);
+  std::unique_ptr<ActivationBackend> activation_ = make_mlx_activation(s_);
 };
 
 } // namespace

@@ -2,10 +2,16 @@
 #include <algorithm>
 
 #include "internal.h"
+#include "latent.h"
 
 using namespace mlxcel;
 
 namespace {
+
+void want_float_cache(mc::Dtype t) {
+  if (t != mc::float32 && t != mc::float16 && t != mc::bfloat16)
+    throw std::invalid_argument("the dtype must be float32, float16 or bfloat16");
+}
 
 mx_kv* handle(mx_stream* s, std::shared_ptr<Cache> cache) {
   auto* kv = new mx_kv{std::move(cache), s};
@@ -33,9 +39,18 @@ mx_kv* mx_kv_new(mx_stream* s, int kv_heads, int k_dim, int v_dim, int dtype, ch
   return reported(error, [&] {
     auto t = dtype_of(dtype);
     if (kv_heads < 1 || k_dim < 1 || v_dim < 1) throw std::invalid_argument("heads and dimensions must be positive");
-    if (t != mc::float32 && t != mc::float16 && t != mc::bfloat16)
-      throw std::invalid_argument("the dtype must be float32, float16 or bfloat16");
+    want_float_cache(t);
     return handle(s, s->backend->new_cache(kv_heads, k_dim, v_dim, t));
+  });
+}
+
+mx_kv* mx_kv_new_latent(mx_stream* s, int k_dim, int v_dim, int dtype, char** error) {
+  if (s == nullptr) return nullptr;
+  return reported(error, [&] {
+    auto t = dtype_of(dtype);
+    if (k_dim < 1 || v_dim < 1 || v_dim > k_dim) throw std::invalid_argument("want 1 <= value <= key");
+    want_float_cache(t);
+    return handle(s, s->backend->latent().new_cache(k_dim, v_dim, t));
   });
 }
 

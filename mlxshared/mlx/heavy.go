@@ -125,6 +125,7 @@ type AttentionSpec struct {
 	Scale             float32 // of the scores, commonly 1/sqrt(HeadDim)
 	Window            int     // last positions that a row sees, itself included; 0 for all
 	Softcap           float32 // scores become softcap·tanh(score/softcap); 0 for none
+	Chunk             int     // a row sees its own chunk of that many positions only; 0 for all. Excludes Window, Softcap and Sinks
 	Sinks             Array   // float32 [Heads]: one more logit in each head's softmax denominator; zero for none
 }
 
@@ -139,7 +140,15 @@ type Segment struct {
 // Attention appends each segment's rows of k [rows, KVHeads*HeadDim] and v [rows, KVHeads*ValueDim] to its cache and
 // attends causally with q [rows, Heads*HeadDim]: [rows, Heads*ValueDim] in q's dtype. The segments cover every row once,
 // in order. With zero k and v the caches already hold these positions (layers that share another layer's cache).
+// Latent caches take no v.
 func (s *Scope) Attention(q, k, v Array, spec *AttentionSpec, segments []Segment) Array {
+	first, n := s.segments(segments)
+	c := spec.c()
+	return s.own(C.mx_attention(s.p, q.p, k.p, v.p, &c, first, n))
+}
+
+// segments views segments as the C side's array, which the next call overwrites.
+func (s *Scope) segments(segments []Segment) (*C.mx_segment, C.int) {
 	s.segs = s.segs[:0]
 	for _, g := range segments {
 		var kv *C.mx_kv
@@ -148,13 +157,15 @@ func (s *Scope) Attention(q, k, v Array, spec *AttentionSpec, segments []Segment
 		}
 		s.segs = append(s.segs, C.mx_segment{kv: kv, row0: C.int64_t(g.Row0), rows: C.int64_t(g.Rows), pos: C.int64_t(g.Pos)})
 	}
-	c := C.mx_attention_spec{
-		heads: C.int(spec.Heads), kv_heads: C.int(spec.KVHeads), head_dim: C.int(spec.HeadDim), value_dim: C.int(spec.ValueDim),
-		scale: C.float(spec.Scale), window: C.int64_t(spec.Window), softcap: C.float(spec.Softcap), sinks: spec.Sinks.p,
+	if len(s.segs) == 0 {
+		return nil, 0
 	}
-	var first *C.mx_segment
-	if len(s.segs) > 0 {
-		first = &s.segs[0]
+	return &s.segs[0], C.int(len(s.segs))
+}
+
+func (a *AttentionSpec) c() C.mx_attention_spec {
+	return C.mx_attention_spec{
+		heads: C.int(a.Heads), kv_heads: C.int(a.KVHeads), head_dim: C.int(a.HeadDim), value_dim: C.int(a.ValueDim),
+		scale: C.float(a.Scale), window: C.int64_t(a.Window), softcap: C.float(a.Softcap), chunk: C.int64_t(a.Chunk), sinks: a.Sinks.p,
 	}
-	return s.own(C.mx_attention(s.p, q.p, k.p, v.p, &c, first, C.int(len(s.segs))))
 }

@@ -227,6 +227,9 @@ func naiveAttention(q, k, v []float32, pos int, a *AttentionSpec, sinks []float3
 			if a.Window > 0 {
 				first = max(0, pos+i+1-a.Window)
 			}
+			if a.Chunk > 0 {
+				first = (pos + i) / a.Chunk * a.Chunk
+			}
 			var weights []float64
 			total, top := 0.0, math.Inf(-1)
 			for p := first; p <= pos+i; p++ {
@@ -280,6 +283,7 @@ var attentions = []struct {
 	{"narrow values", AttentionSpec{Heads: 4, KVHeads: 2, HeadDim: 24, ValueDim: 8, Scale: 0.2}, false},
 	{"window", AttentionSpec{Heads: 4, KVHeads: 2, HeadDim: 16, ValueDim: 16, Scale: 0.25, Window: 5}, false},
 	{"softcap", AttentionSpec{Heads: 4, KVHeads: 2, HeadDim: 16, ValueDim: 16, Scale: 0.5, Softcap: 2}, false},
+	{"chunk", AttentionSpec{Heads: 4, KVHeads: 2, HeadDim: 16, ValueDim: 16, Scale: 0.25, Chunk: 12}, false},
 	{"sinks", AttentionSpec{Heads: 4, KVHeads: 2, HeadDim: 16, ValueDim: 16, Scale: 0.25}, true},
 	{"all", AttentionSpec{Heads: 4, KVHeads: 2, HeadDim: 16, ValueDim: 8, Scale: 0.5, Window: 9, Softcap: 3}, true},
 }

@@ -9,6 +9,7 @@
 
 #include "mlx/mlx.h"
 #include "shim.h"
+#include "state_backend.h"
 
 namespace mlxcel {
 
@@ -36,8 +37,8 @@ struct Rope {
 // Keys and values of one sequence in one layer. length counts rows from when their graph is built.
 class Cache {
  public:
-  Cache(int kv_heads, int k_dim, int v_dim, mc::Dtype dtype)
-      : kv_heads(kv_heads), k_dim(k_dim), v_dim(v_dim), dtype(dtype) {}
+  Cache(int kv_heads, int k_dim, int v_dim, mc::Dtype dtype, bool latent)
+      : kv_heads(kv_heads), k_dim(k_dim), v_dim(v_dim), dtype(dtype), latent(latent) {}
   virtual ~Cache() = default;
   virtual uint64_t bytes() const = 0;
   virtual bool counted_by_mlx() const { return false; } // bytes are within MLX's active memory
@@ -49,6 +50,7 @@ class Cache {
 
   const int kv_heads, k_dim, v_dim;
   const mc::Dtype dtype;
+  const bool latent; // the values are the first v_dim elements of the keys
   int64_t length = 0;
   int64_t first = 0; // positions before it were dropped
 };
@@ -59,11 +61,60 @@ struct Attention {
   int64_t window;
   float softcap;
   std::optional<array> sinks;
+  int64_t chunk = 0; // excludes window, softcap and sinks
 };
 
 struct Segment {
   std::shared_ptr<Cache> cache;
   int64_t row0, rows, pos;
+};
+
+// How a router chooses; moe.go describes it.
+struct Route {
+  int experts, top_k, scores; // MX_ROUTE_
+  bool normalize;
+  float epsilon, scale;
+  int groups, top_groups;
+  bool high_ties;
+  std::optional<array> bias;
+};
+
+// The operations of mixtures of experts. Arguments have been checked.
+class MoeBackend {
+ public:
+  virtual ~MoeBackend() = default;
+  // x is [rows, cols] or [rows, k, cols], w a stack, ids [rows, k]: [rows, k, w.rows].
+  virtual array linear_gather(const array& x, const Matrix& w, const std::optional<array>& bias, const array& ids) = 0;
+  virtual std::vector<array> route(const array& logits, const Route& route) = 0; // ids, weights
+  virtual array weighted_sum(const array& x, const array& weights) = 0;
+  virtual array clamped_swiglu(const array& gate, const array& up, float alpha, float limit) = 0;
+};
+
+// What picks the positions of a sparse attention; latent.go describes it.
+struct Index {
+  int heads, dim;
+  int64_t top_k;
+  array q, k, weights;
+};
+
+// The operations of multi-head latent attention. Arguments have been checked.
+class LatentBackend {
+ public:
+  virtual ~LatentBackend() = default;
+  // x is [rows, heads*cols], w a stack of one matrix per head: [rows, heads*w.rows].
+  virtual array multi_linear(const array& x, const Matrix& w) = 0;
+  // Caches of one head without values of their own. index has the segments over the indexer's caches.
+  virtual std::shared_ptr<Cache> new_cache(int k_dim, int v_dim, mc::Dtype dtype) = 0;
+  virtual array sparse_attention(const array& q, const array& k, const Attention& spec, const std::vector<Segment>& segments,
+                                 const Index& x, const std::vector<Segment>& index) = 0;
+};
+
+// Activations made of tanh. Arguments have been checked.
+class ActivationBackend {
+ public:
+  virtual ~ActivationBackend() = default;
+  virtual array gelu_mul(const array& gate, const array& up) = 0;
+  virtual array softcap(const array& x, float cap) = 0;
 };
 
 // The operations that carry a transformer's work. Arguments have been checked.
@@ -77,14 +128,21 @@ class Backend {
                                           float eps, float offset) = 0;
   virtual array rope(const array& x, const array& pos, const array& inv_freq, const Rope& rope) = 0;
   virtual array silu_mul(const array& gate, const array& up) = 0;
-  // Without k and v the caches hold the rows already; with them, the caches' lengths grow here.
+  // Without k and v the caches hold the rows already; with them, the caches' lengths grow here. Latent caches take no v.
   virtual array attention(const array& q, const std::optional<array>& k, const std::optional<array>& v,
                           const Attention& spec, const std::vector<Segment>& segments) = 0;
   virtual std::shared_ptr<Cache> new_cache(int kv_heads, int k_dim, int v_dim, mc::Dtype dtype) = 0;
+  virtual MoeBackend& moe() = 0;
+  virtual RecurrentBackend& recurrent() = 0;
+  virtual LatentBackend& latent() = 0;
+  virtual ActivationBackend& activation() = 0;
 };
 
 std::unique_ptr<Backend> make_kernel_backend(mc::Stream, int threads, int isa);
 std::unique_ptr<Backend> make_mlx_backend(mc::Stream);
+std::unique_ptr<MoeBackend> make_mlx_moe(mc::Stream);
+std::unique_ptr<LatentBackend> make_mlx_latent(mc::Stream);
+std::unique_ptr<ActivationBackend> make_mlx_activation(mc::Stream);
 
 // printf into a std::string.
 std::string format(const char* spec, ...) __attribute__((format(printf, 1, 2)));
@@ -106,6 +164,8 @@ struct mx_stream {
   int scopes = 0;
   std::vector<mx_kv*> caches;
   std::vector<mx_kv*> pending; // caches that the graph built since the last evaluation writes
+  std::vector<mx_state*> states;
+  std::vector<mx_state*> pending_states; // likewise
 };
 
 struct mx_array {

@@ -84,6 +84,8 @@ uint64_t kv_bytes(mx_stream* s) {
   if (s == nullptr) return 0;
   for (auto* kv : s->caches)
     if (!kv->cache->counted_by_mlx()) bytes += kv->cache->bytes();
+  for (auto* h : s->states)
+    if (!h->state->counted_by_mlx()) bytes += h->state->bytes();
   return bytes;
 }
 

@@ -120,6 +120,22 @@ func (s *Scope) FromInt32s(data []int32, shape ...int) Array {
 	return s.fromMemory(unsafe.Pointer(unsafe.SliceData(data)), len(data)*4, Int32, shape)
 }
 
+// Uninitialized makes an array and the memory behind it, row-major and little-endian, for the caller to fill before any
+// operation reads it. The memory is valid as long as the array.
+func (s *Scope) Uninitialized(dtype Dtype, shape ...int) (Array, []byte) {
+	dims, ok := s.ints("from bytes", shape)
+	if !ok {
+		return Array{}, nil
+	}
+	var data unsafe.Pointer
+	size := ^C.size_t(0)
+	a := s.own(C.mx_uninitialized(s.p, C.int(dtype), &dims.v[0], dims.n, &data, &size))
+	if data == nil {
+		return a, nil
+	}
+	return a, unsafe.Slice((*byte)(data), int(size))
+}
+
 func (s *Scope) fromMemory(data unsafe.Pointer, n int, dtype Dtype, shape []int) Array {
 	dims, ok := s.ints("from bytes", shape)
 	if !ok {

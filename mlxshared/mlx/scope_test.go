@@ -220,7 +220,7 @@ func TestOperationErrors(t *testing.T) {
 			}, []string{"want uint32"}},
 			{"affine, scales", func(c *Scope) {
 				c.Linear(f(2, 32), &Matrix{Format: Affine, Bits: 4, Group: 32, W: words(2, 4), Scales: f(2, 2), Biases: f(2, 1)}, Array{})
-			}, []string{"scales are float32[2,2], want [2,1]"}},
+			}, []string{"scales are float32[2,2], want rows of 1 for the weight uint32[2,4]"}},
 			{"affine, no biases", func(c *Scope) {
 				c.Linear(f(2, 32), &Matrix{Format: Affine, Bits: 4, Group: 32, W: words(2, 4), Scales: f(2, 1)}, Array{})
 			}, []string{"no biases"}},

@@ -166,8 +166,8 @@ mx_stream* mx_stream_open(bool gpu, bool kernels, int threads, int isa, char** e
 }
 
 bool mx_stream_close(mx_stream* s, char** error) {
-  if (s->scopes > 0 || !s->caches.empty()) {
-    *error = copy_message(format("%d scopes and %zu caches are still open", s->scopes, s->caches.size()).c_str());
+  if (size_t held = s->caches.size() + s->states.size(); s->scopes > 0 || held > 0) {
+    *error = copy_message(format("%d scopes and %zu caches are still open", s->scopes, held).c_str());
     return false;
   }
   try {
@@ -253,6 +253,11 @@ static void evaluate(mx_stream* s, std::vector<array> arrays) {
     kv->pending = false;
   }
   s->pending.clear();
+  for (auto* h : s->pending_states) {
+    h->state->evaluated();
+    h->pending = false;
+  }
+  s->pending_states.clear();
 }
 
 bool mx_eval(mx_scope* s, mx_array* const* list, int n) {
@@ -269,25 +274,32 @@ bool mx_eval(mx_scope* s, mx_array* const* list, int n) {
   }
 }
 
-mx_array* mx_from_bytes(mx_scope* s, const void* data, size_t bytes, int dtype, const int* shape, int ndim) {
+mx_array* mx_uninitialized(mx_scope* s, int dtype, const int* shape, int ndim, void** data, size_t* size) {
   return guarded(s, "from_bytes", {}, [&] {
     mc::Dtype t = dtype_of(dtype);
-    size_t want = t.size();
+    size_t bytes = t.size();
     std::string text;
     for (int i = 0; i < ndim; i++) {
       text += (i ? "," : "") + std::to_string(shape[i]);
       if (shape[i] < 0) throw std::invalid_argument("negative dimension in [" + text + "]");
-      if (__builtin_mul_overflow(want, static_cast<size_t>(shape[i]), &want))
+      if (__builtin_mul_overflow(bytes, static_cast<size_t>(shape[i]), &bytes))
         throw std::invalid_argument("size of [" + text + "] overflows");
     }
-    if (bytes != want)
-      throw std::invalid_argument(format("%zu bytes for %s[%s], want %zu", bytes, dtype_name(t), text.c_str(), want));
+    if (*size != SIZE_MAX && *size != bytes)
+      throw std::invalid_argument(format("%zu bytes for %s[%s], want %zu", *size, dtype_name(t), text.c_str(), bytes));
     auto buffer = mc::allocator::malloc(bytes);
-    void* to = bytes ? mc::allocator::Buffer(buffer.buffer()).raw_ptr() : nullptr;
-    if (bytes && to == nullptr) throw std::runtime_error(format("no memory for %zu bytes", bytes));
-    if (bytes) memcpy(to, data, bytes);
+    *data = bytes ? mc::allocator::Buffer(buffer.buffer()).raw_ptr() : nullptr;
+    if (bytes && *data == nullptr) throw std::runtime_error(format("no memory for %zu bytes", bytes));
+    *size = bytes;
     return s->own(array(std::move(buffer), mc::Shape(shape, shape + ndim), t));
   });
+}
+
+mx_array* mx_from_bytes(mx_scope* s, const void* data, size_t bytes, int dtype, const int* shape, int ndim) {
+  void* to = nullptr;
+  mx_array* a = mx_uninitialized(s, dtype, shape, ndim, &to, &bytes);
+  if (a && bytes) memcpy(to, data, bytes);
+  return a;
 }
 
 bool mx_copy_to(mx_scope* s, mx_array* a, void* dst, size_t bytes) {

@@ -47,6 +47,8 @@ void mx_scope_release(mx_scope *, mx_array *);
 void mx_scope_adopt(mx_scope *, mx_array *);
 const char *mx_scope_error(mx_scope *, int part); // 0 the operation, 1 its inputs, 2 the reason
 bool mx_eval(mx_scope *, mx_array *const *, int n);
+// *size is the bytes that the caller wants to write, or SIZE_MAX to be told how many there are.
+mx_array *mx_uninitialized(mx_scope *, int dtype, const int *shape, int ndim, void **data, size_t *size);
 mx_array *mx_from_bytes(mx_scope *, const void *data, size_t bytes, int dtype, const int *shape, int ndim);
 bool mx_copy_to(mx_scope *, mx_array *, void *dst, size_t bytes);
 
@@ -101,6 +103,7 @@ typedef struct {
   float scale;
   int64_t window;
   float softcap;
+  int64_t chunk;
   mx_array *sinks;
 } mx_attention_spec;
 typedef struct {

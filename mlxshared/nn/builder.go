@@ -12,12 +12,31 @@ type Builder struct {
 	*weights.Loader
 	Dtype  mlx.Dtype // of activations
 	States []StateSpec
+
+	shared map[string]int // slots by name
 }
 
 // AddState returns the slot of a new state.
 func (b *Builder) AddState(s StateSpec) int {
 	b.States = append(b.States, s)
 	return len(b.States) - 1
+}
+
+// Share names a state so that later layers of the stage can read it.
+func (b *Builder) Share(name string, slot int) {
+	if b.shared == nil {
+		b.shared = map[string]int{}
+	}
+	b.shared[name] = slot
+}
+
+// Shared returns the slot of the state of that name. The family's adjacency groups keep its owner on the same stage.
+func (b *Builder) Shared(name string) int {
+	slot, ok := b.shared[name]
+	if !ok {
+		panic("no layer before this one shares the state " + name)
+	}
+	return slot
 }
 
 // Layer is one of a model's repeated blocks.

@@ -39,19 +39,27 @@ func (e *Embedding) Forward(p *Pass, ids mlx.Array) mlx.Array {
 type RMSNorm struct {
 	weight mlx.Array
 	eps    float32
+	offset float32 // added to the weight
 }
 
 // NewRMSNorm loads <path>.weight [width].
 func NewRMSNorm(b *Builder, path string, width int, eps float64) *RMSNorm {
-	return &RMSNorm{b.Vector(path+".weight", width), float32(eps)}
+	return NewOffsetRMSNorm(b, path, width, eps, 0)
+}
+
+// NewOffsetRMSNorm is NewRMSNorm for checkpoints that store the weight minus offset.
+func NewOffsetRMSNorm(b *Builder, path string, width int, eps, offset float64) *RMSNorm {
+	return &RMSNorm{b.Vector(path+".weight", width), float32(eps), float32(offset)}
 }
 
 // Forward normalizes each row of x.
-func (n *RMSNorm) Forward(p *Pass, x mlx.Array) mlx.Array { return p.RMSNorm(x, n.weight, n.eps, 0) }
+func (n *RMSNorm) Forward(p *Pass, x mlx.Array) mlx.Array {
+	return p.RMSNorm(x, n.weight, n.eps, n.offset)
+}
 
 // AddForward returns x + y and its norm: a residual connection and the norm that follows it.
 func (n *RMSNorm) AddForward(p *Pass, x, y mlx.Array) (sum, norm mlx.Array) {
-	return p.AddRMSNorm(x, y, n.weight, n.eps, 0)
+	return p.AddRMSNorm(x, y, n.weight, n.eps, n.offset)
 }
 
 // MLP is the gated feed-forward layer with SiLU, SwiGLU (Shazeer 2020): down(silu(gate(x)) · up(x)).

@@ -13,7 +13,12 @@ type Pass struct {
 	Pos      mlx.Array // int32 [rows]: the rows' absolute positions
 	Segments []Segment // they cover every row once, in order
 
-	kv []mlx.Segment // argument buffer
+	// Carried is what the embedding adds to each row for later layers to read, [rows, width]; zero if the family has none. It
+	// crosses to the next stage with the residual stream, unchanged.
+	Carried mlx.Array
+
+	kv     []mlx.Segment      // argument buffers
+	states []mlx.StateSegment //
 }
 
 // Segment is one sequence's rows in a Pass.
@@ -23,6 +28,12 @@ type Segment struct {
 	Pos    int  // absolute position of the first row
 	Prompt bool // the rows are prompt, not generated
 	States []State
+}
+
+// Attend extends the caches in the given slot by k and v and attends with q: mlx.Scope.Attention over the pass's segments.
+// With zero k and v the caches hold these rows already.
+func (p *Pass) Attend(q, k, v mlx.Array, spec *mlx.AttentionSpec, slot int) mlx.Array {
+	return p.Attention(q, k, v, spec, p.kvSegments(slot))
 }
 
 // kvSegments views the segments as attention's, each with the state in the given slot.

@@ -11,9 +11,9 @@ import (
 type RoPEConfig struct {
 	Base        float64 // rope_theta
 	Traditional bool    // rotate neighbours (2i, 2i+1), else halves
-	Type        string  // "default", "linear", "llama3" or "yarn"
+	Type        string  // "default", "linear", "llama3", "yarn" or "proportional"
 
-	Factor          float64 // of linear, llama3 and yarn: how far the context is stretched
+	Factor          float64 // of linear, llama3, yarn and proportional: how far the context is stretched
 	OriginalContext float64 // of llama3 and yarn: positions in pre-training
 	LowFreqFactor   float64 // of llama3
 	HighFreqFactor  float64 // of llama3
@@ -21,6 +21,7 @@ type RoPEConfig struct {
 	BetaSlow        float64 // of yarn
 	MScale          float64 // of yarn
 	MScaleAllDim    float64 // of yarn
+	RotatedPairs    int     // of proportional: leading pairs that rotate
 }
 
 // ReadRoPE reads rope_theta, rope_traditional and rope_scaling, or newer transformers' rope_parameters in place of the
@@ -87,6 +88,13 @@ func (c *RoPEConfig) InverseFrequencies(dims int) []float64 {
 		c.llama3(inverse)
 	case "yarn":
 		c.yarn(inverse, dims)
+	case "proportional": // Gemma 4: frequencies of the whole head, of which the later pairs stay as they are
+		for i := range inverse {
+			inverse[i] /= c.Factor
+			if i >= c.RotatedPairs {
+				inverse[i] = 0
+			}
+		}
 	}
 	return inverse
 }
@@ -138,17 +146,21 @@ func yarnMScale(factor, mscale float64) float64 {
 	return 0.1*mscale*math.Log(factor) + 1
 }
 
-func (c *RoPEConfig) spec(b *Builder, headDim int) mlx.RopeSpec {
+// Spec makes the rotation of heads of headDim elements, of which the leading rotaryDim rotate; 0 stands for all.
+func (c *RoPEConfig) Spec(b *Builder, headDim, rotaryDim int) mlx.RopeSpec {
 	if b.Err() != nil || b.Planning() {
 		return mlx.RopeSpec{}
 	}
-	inverse := c.InverseFrequencies(headDim)
+	if rotaryDim == 0 {
+		rotaryDim = headDim
+	}
+	inverse := c.InverseFrequencies(rotaryDim)
 	values := make([]float32, len(inverse))
 	for i, f := range inverse {
 		values[i] = float32(f)
 	}
 	return mlx.RopeSpec{
-		HeadDim: headDim, RotDim: headDim, InvFreq: b.Constant(values),
+		HeadDim: headDim, RotDim: rotaryDim, InvFreq: b.Constant(values),
 		Scale: float32(c.InputScale()), Traditional: c.Traditional,
 	}
 }

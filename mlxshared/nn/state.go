@@ -13,7 +13,9 @@ type State interface {
 	Bytes() int64
 	// Settle is called after a step with the sequence's new length: what later rows can't see may go.
 	Settle(length int) error
-	// Truncate drops every position at or past length.
+	// CanTruncate refuses lengths that the state can't go back to.
+	CanTruncate(length int) error
+	// Truncate drops every position at or past length; CanTruncate has allowed it.
 	Truncate(length int) error
 	// Fork makes an independent copy.
 	Fork() (State, error)
@@ -47,21 +49,32 @@ const windowSlack = KVBlock
 type KVSpec struct {
 	KVHeads          int
 	KeyDim, ValueDim int
-	Sliding          int // positions that a row sees; 0 for all
+	Sliding          int  // positions that a row sees; 0 for all
+	Latent           bool // one head, whose values are the first ValueDim elements of its keys and take no memory
 	Dtype            mlx.Dtype
 }
 
 // New makes an empty cache.
 func (k KVSpec) New(s *mlx.Stream) (State, error) {
-	c, err := s.NewKVCache(k.KVHeads, k.KeyDim, k.ValueDim, k.Dtype)
+	c, err := k.cache(s)
 	if err != nil {
 		return nil, err
 	}
 	return &kvState{spec: k, cache: c}, nil
 }
 
+func (k KVSpec) cache(s *mlx.Stream) (*mlx.KVCache, error) {
+	if k.Latent {
+		return s.NewLatentCache(k.KeyDim, k.ValueDim, k.Dtype)
+	}
+	return s.NewKVCache(k.KVHeads, k.KeyDim, k.ValueDim, k.Dtype)
+}
+
 // BytesPerToken is the keys and values of one position.
 func (k KVSpec) BytesPerToken() int64 {
+	if k.Latent {
+		return int64(k.KeyDim) * int64(k.Dtype.Size())
+	}
 	return int64(k.KVHeads) * int64(k.KeyDim+k.ValueDim) * int64(k.Dtype.Size())
 }
 
@@ -108,12 +121,14 @@ func (s *kvState) Settle(length int) error {
 	return s.cache.DropBefore(keep)
 }
 
-func (s *kvState) Truncate(length int) error {
+func (s *kvState) CanTruncate(length int) error {
 	if needed := length + 1 - s.spec.Sliding; s.first > 0 && needed < s.first && length < s.cache.Len() {
 		return sdk.Errorf(sdk.CodeUnsupported, "can't truncate a sliding window of %d to %d positions: those before %d are gone; release the sequence", s.spec.Sliding, length, s.first)
 	}
-	return s.cache.Truncate(length)
+	return nil
 }
+
+func (s *kvState) Truncate(length int) error { return s.cache.Truncate(length) }
 
 func (s *kvState) Fork() (State, error) {
 	c, err := s.cache.Fork()

@@ -14,7 +14,10 @@ func appendRows(t *testing.T, s *mlx.Stream, spec KVSpec, state State, from, n i
 	defer scope.Close()
 	p := &Pass{Scope: scope, Segments: []Segment{{Rows: n, Pos: from, States: []State{state}}}}
 	k := scope.Full(1, spec.Dtype, n, spec.KVHeads*spec.KeyDim)
-	v := scope.Full(1, spec.Dtype, n, spec.KVHeads*spec.ValueDim)
+	var v mlx.Array
+	if !spec.Latent {
+		v = scope.Full(1, spec.Dtype, n, spec.KVHeads*spec.ValueDim)
+	}
 	a := mlx.AttentionSpec{Heads: spec.KVHeads, KVHeads: spec.KVHeads, HeadDim: spec.KeyDim, ValueDim: spec.ValueDim, Scale: 1, Window: spec.Sliding}
 	if err := scope.Eval(scope.Attention(k, k, v, &a, p.kvSegments(0))); err != nil {
 		t.Fatal(err)
@@ -45,6 +48,7 @@ func TestBytesAtIsExact(t *testing.T) {
 		"full":    {KVHeads: 2, KeyDim: 16, ValueDim: 32, Dtype: mlx.BFloat16},
 		"float32": {KVHeads: 1, KeyDim: 16, ValueDim: 16, Dtype: mlx.Float32},
 		"sliding": {KVHeads: 2, KeyDim: 16, ValueDim: 16, Sliding: 16, Dtype: mlx.BFloat16},
+		"latent":  {KVHeads: 1, KeyDim: 48, ValueDim: 32, Latent: true, Dtype: mlx.BFloat16},
 		"long":    {KVHeads: 2, KeyDim: 16, ValueDim: 16, Sliding: 100, Dtype: mlx.BFloat16},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -81,7 +85,7 @@ func TestTruncate(t *testing.T) {
 	if err := state.Truncate(300 - windowSlack); err != nil {
 		t.Errorf("within the slack: %v", err)
 	}
-	if err := state.Truncate(20); sdk.CodeOf(err) != sdk.CodeUnsupported {
+	if err := state.CanTruncate(20); sdk.CodeOf(err) != sdk.CodeUnsupported {
 		t.Errorf("into what is gone: %v", err)
 	}
 	copied, err := state.Fork()
@@ -89,7 +93,7 @@ func TestTruncate(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer copied.Free()
-	if err := copied.Truncate(20); sdk.CodeOf(err) != sdk.CodeUnsupported {
+	if err := copied.CanTruncate(20); sdk.CodeOf(err) != sdk.CodeUnsupported {
 		t.Errorf("a copy forgot what is gone: %v", err)
 	}
 	appendRows(t, s, spec, copied, 300-windowSlack, 5)

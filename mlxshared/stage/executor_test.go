@@ -2,6 +2,7 @@ package stage
 
 import (
 	"context"
+	"fmt"
 	"io"
 	"os"
 	"path/filepath"
@@ -15,9 +16,11 @@ import (
 	"github.com/mlxcel/mlxcel/sdk/safetensors"
 )
 
-// bigram is the smallest family: its logits are a linear map of the last token's embedding. during runs within Forward.
+// bigram is the smallest family: its logits are a linear map of the last token's embedding. Its layers add nothing, adds
+// times over; during runs within their Forward.
 type bigram struct {
 	layers int
+	adds   int
 	during func()
 }
 
@@ -42,26 +45,29 @@ func (b bigram) Shape() Shape {
 func (b bigram) Embedding(l *nn.Builder) nn.Embedder {
 	return nn.NewEmbedding(l, "embed", bigramVocab, bigramWidth)
 }
-func (b bigram) Layer(*nn.Builder, int) nn.Layer { return bigramLayer{b.during} }
+func (b bigram) Layer(*nn.Builder, int) nn.Layer { return bigramLayer(b) }
 func (b bigram) Head(l *nn.Builder) nn.Head {
 	return nn.NewLMHead(l, nn.NewRMSNorm(l, "norm", bigramWidth, 1e-5), "head", bigramVocab, bigramWidth)
 }
 
-type bigramLayer struct{ during func() }
+type bigramLayer bigram
 
 func (l bigramLayer) Kind() string { return "identity" }
-func (l bigramLayer) Forward(_ *nn.Pass, x mlx.Array) mlx.Array {
+func (l bigramLayer) Forward(p *nn.Pass, x mlx.Array) mlx.Array {
 	if l.during != nil {
 		l.during()
+	}
+	for range l.adds {
+		x = p.Add(x, p.Sub(x, x))
 	}
 	return x
 }
 
 // bigramModel writes a checkpoint of zeros.
-func bigramModel(t *testing.T) string {
+func bigramModel(t *testing.T, layers int) string {
 	t.Helper()
 	dir := t.TempDir()
-	if err := os.WriteFile(filepath.Join(dir, config.FileName), []byte(`{"model_type": "bigram", "num_hidden_layers": 2}`), 0o600); err != nil {
+	if err := os.WriteFile(filepath.Join(dir, config.FileName), fmt.Appendf(nil, `{"model_type": "bigram", "num_hidden_layers": %d}`, layers), 0o600); err != nil {
 		t.Fatal(err)
 	}
 	zeros := func(name string, shape ...int64) safetensors.Entry {
@@ -81,15 +87,16 @@ func bigramModel(t *testing.T) string {
 	return dir
 }
 
-func load(t *testing.T, f Family, dir string) *Executor {
+func load(t *testing.T, f Family, layers int) *Executor {
 	t.Helper()
+	dir := bigramModel(t, layers)
 	e := New(Options{Name: "test", Version: "test", Families: []Family{f}, Device: mlx.DeviceCPU})
 	t.Cleanup(func() {
 		if err := e.Close(); err != nil {
 			t.Error(err)
 		}
 	})
-	req := sdk.LoadRequest{Dir: dir, Family: "bigram", Layers: sdk.LayerRange{End: 2}, HasEmbedding: true, HasHead: true, Threads: 1}
+	req := sdk.LoadRequest{Dir: dir, Family: "bigram", Layers: sdk.LayerRange{End: layers}, HasEmbedding: true, HasHead: true, Threads: 1}
 	if _, err := e.Load(t.Context(), req, nil); err != nil {
 		t.Fatal(err)
 	}
@@ -110,7 +117,7 @@ func TestAnswersWhileAStepRuns(t *testing.T) {
 			<-leave
 		}
 	}
-	e := load(t, bigram{during: during}, bigramModel(t))
+	e := load(t, bigram{during: during}, 2)
 	if err := e.Reserve(t.Context(), sdk.Reservation{Seq: 1}); err != nil {
 		t.Fatal(err)
 	}
@@ -143,7 +150,7 @@ func TestAnswersWhileAStepRuns(t *testing.T) {
 
 // All logits are equal, so greedy takes the lowest id and every token has the same probability.
 func TestUniformLogits(t *testing.T) {
-	e := load(t, bigram{}, bigramModel(t))
+	e := load(t, bigram{}, 2)
 	if err := e.Reserve(t.Context(), sdk.Reservation{Seq: 1}); err != nil {
 		t.Fatal(err)
 	}
@@ -156,6 +163,27 @@ func TestUniformLogits(t *testing.T) {
 	got := r.Seqs[0]
 	if got.Token != 0 || len(got.Top) != 2 || got.Top[1].Token != 1 || got.Top[0].Logprob != got.Logprob || got.Logprob > -3.87 || got.Logprob < -3.88 {
 		t.Errorf("%+v, want token 0 at ln(1/48)", got)
+	}
+}
+
+// A long chunk's activations die with their layer: the peak does not grow with the number of layers.
+func TestPeakOfALongChunk(t *testing.T) {
+	peak := func(layers int) uint64 {
+		e := load(t, bigram{adds: 8}, layers)
+		if err := e.Reserve(t.Context(), sdk.Reservation{Seq: 1}); err != nil {
+			t.Fatal(err)
+		}
+		s := e.model.stream // the worker is idle
+		s.ResetPeakMemory()
+		before := s.MemoryInUse()
+		if _, err := e.Step(t.Context(), step(make([]int32, 4096)...)); err != nil {
+			t.Fatal(err)
+		}
+		return s.PeakMemory() - before
+	}
+	few, many := peak(2), peak(32)
+	if rows := uint64(4096 * bigramWidth * 4); few < rows || many > few+rows {
+		t.Errorf("peak of %d bytes over 32 layers, %d over 2; one layer's rows are %d", many, few, rows)
 	}
 }
 
@@ -178,7 +206,7 @@ func TestNoFamilies(t *testing.T) {
 	if err != nil || len(d.Families) != 0 {
 		t.Errorf("%+v %v", d, err)
 	}
-	if _, err := e.Inspect(t.Context(), sdk.InspectRequest{Dir: bigramModel(t)}); sdk.CodeOf(err) != sdk.CodeUnsupported {
+	if _, err := e.Inspect(t.Context(), sdk.InspectRequest{Dir: bigramModel(t, 1)}); sdk.CodeOf(err) != sdk.CodeUnsupported {
 		t.Errorf("inspect: %v", err)
 	}
 }

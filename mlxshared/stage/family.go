@@ -34,10 +34,15 @@ type Model interface {
 // Shape is what the stage must know of a model.
 type Shape struct {
 	Layers        int
-	Width         int // of the residual stream
-	Vocab         int // rows of the output projection
-	Context       int // positions; 0 when unbounded
-	Tied          bool
-	EmbeddingPath string        // module whose values' type is the checkpoint's own dtype
-	Names         weights.Names // tensors that the family leaves aside
+	Width         int                  // of the residual stream
+	Carried       int                  // elements of nn.Pass.Carried in each row; 0 for none
+	Vocab         int                  // rows of the output projection
+	Context       int                  // positions; 0 when unbounded
+	Tied          bool                 // by the config; profiles tell what Head asks for
+	EmbeddingPath string               // module whose values' type is the checkpoint's own dtype
+	Names         weights.Names        // tensors that the family leaves aside
+	Adjacency     []sdk.AdjacencyGroup // layers that must share a stage
 }
+
+// boundaryWidth is the elements of a row between stages: the residual stream, then what the embedding carries along.
+func (s *Shape) boundaryWidth() int { return s.Width + s.Carried }

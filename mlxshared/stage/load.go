@@ -89,12 +89,18 @@ func (e *Executor) load(ctx context.Context, o *opened, req *sdk.LoadRequest, pr
 func (o *opened) check(req *sdk.LoadRequest) error {
 	r := req.Layers
 	switch {
-	case o.store == nil:
-		return &sdk.Error{Code: sdk.CodeNotFound, File: req.Dir, Message: req.Dir + ": no model*.safetensors file; fetch the model again"}
 	case o.family.Info().PlanOnly:
 		return sdk.Errorf(sdk.CodeUnsupported, "family %s can be planned but not run", o.family.Info().Name)
+	case o.store == nil:
+		return &sdk.Error{Code: sdk.CodeNotFound, File: req.Dir, Message: req.Dir + ": no model*.safetensors file; fetch the model again"}
 	case r.Start < 0 || r.End > o.shape.Layers || r.Start >= r.End:
 		return sdk.Errorf(sdk.CodeInvalid, "layers [%d, %d) asked of a model of %d layers; change --pp-layers", r.Start, r.End, o.shape.Layers)
+	case !o.family.Info().Pipeline && r.End-r.Start != o.shape.Layers:
+		return sdk.Errorf(sdk.CodeUnsupported, "family %s runs in one process only: no stage executor holds layers [%d, %d) of %d; use --pp-size 1 without --pp-layers",
+			o.family.Info().Name, r.Start, r.End, o.shape.Layers)
+	case o.cut(r) != nil:
+		g := o.cut(r)
+		return sdk.Errorf(sdk.CodeInvalid, "layers [%d, %d) part layer %d from layer %d: %s; change --pp-layers", r.Start, r.End, g.Source, g.Consumer, g.Reason)
 	case req.HasEmbedding && r.Start != 0:
 		return sdk.Errorf(sdk.CodeInvalid, "the embedding belongs to the stage with layer 0, not to layers [%d, %d)", r.Start, r.End)
 	case req.HasHead && r.End != o.shape.Layers:
@@ -107,6 +113,19 @@ func (o *opened) check(req *sdk.LoadRequest) error {
 		return sdk.Errorf(sdk.CodeInvalid, "threads is %d; use --threads 0 or more", req.Threads)
 	case req.KVBudget < 0:
 		return sdk.Errorf(sdk.CodeInvalid, "KV budget is %d bytes; want 0 or more", req.KVBudget)
+	}
+	return nil
+}
+
+// cut is an adjacency group that a bound of the range parts, nil if there is none.
+func (o *opened) cut(r sdk.LayerRange) *sdk.AdjacencyGroup {
+	for i := range o.shape.Adjacency {
+		g := &o.shape.Adjacency[i]
+		for _, bound := range []int{r.Start, r.End} {
+			if g.Source < bound && bound <= g.Consumer {
+				return g
+			}
+		}
 	}
 	return nil
 }

@@ -26,8 +26,8 @@ type opened struct {
 	plan      plan
 }
 
-// maxLayers bounds what a broken config can make a plan of.
-const maxLayers = 1 << 14
+// MaxLayers bounds what a broken config can make a plan of.
+const MaxLayers = 1 << 14
 
 // plan is what each part of the model holds once loaded.
 type plan struct {
@@ -59,8 +59,8 @@ func (e *Executor) open(dir, family string, dtype sdk.Dtype) (*opened, error) {
 	if err := c.Err(); err != nil {
 		return nil, err
 	}
-	if o.shape = o.model.Shape(); o.shape.Layers > maxLayers {
-		return nil, sdk.Errorf(sdk.CodeInvalid, "%s asks for %d layers; at most %d are believed", config.FileName, o.shape.Layers, maxLayers)
+	if o.shape = o.model.Shape(); o.shape.Layers > MaxLayers {
+		return nil, sdk.Errorf(sdk.CodeInvalid, "%s asks for %d layers; at most %d are believed", config.FileName, o.shape.Layers, MaxLayers)
 	}
 	switch o.store, err = weights.Open(dir); {
 	case errors.Is(err, safetensors.ErrNoWeights):
@@ -95,7 +95,7 @@ func plainDtype(c *config.Object) mlx.Dtype {
 }
 
 func (o *opened) loader(scope *mlx.Scope) *weights.Loader {
-	return weights.NewLoader(weights.Options{Store: o.store, Rules: o.rules, Plain: o.plain, Scope: scope})
+	return weights.NewLoader(weights.Options{Store: o.store, Rules: o.rules, Names: o.shape.Names, Plain: o.plain, Scope: scope})
 }
 
 // makePlan asks for every tensor of the model without reading one, which checks names, types and shapes.
@@ -116,7 +116,9 @@ func (o *opened) makePlan(dtype sdk.Dtype) error {
 		}
 		o.plan.layers = append(o.plan.layers, layerPlan{kind: layer.Kind(), weights: b.Bytes() - bytes, states: b.States[states:]})
 	}
+	bytes := b.Bytes()
 	o.model.Head(b)
+	shown := b.Bytes() - bytes
 	if err := b.CheckUnused(&o.shape.Names); err != nil {
 		return err
 	}
@@ -124,6 +126,7 @@ func (o *opened) makePlan(dtype sdk.Dtype) error {
 	head := &nn.Builder{Loader: o.loader(nil), Dtype: o.dtype} // a loader of its own: a tied projection counts again
 	o.model.Head(head)
 	o.plan.head = head.Bytes()
+	o.shape.Tied = shown < o.plan.head
 	return head.Err()
 }
 
@@ -167,7 +170,7 @@ func (o *opened) profile() *sdk.ModelProfile {
 	p := &sdk.ModelProfile{
 		Family: o.family.Info().Name, ModelType: o.modelType,
 		Embedding: o.plan.embedding, Head: o.plan.head, Tied: o.shape.Tied,
-		Boundary:      o.boundary(),
+		Adjacency: o.shape.Adjacency, Boundary: o.boundary(),
 		ContextLength: o.shape.Context, VocabSize: o.shape.Vocab, HiddenSize: o.shape.Width,
 		Quantization: o.plan.quantization, Exact: o.store != nil,
 	}
@@ -178,7 +181,7 @@ func (o *opened) profile() *sdk.ModelProfile {
 }
 
 func (o *opened) boundary() sdk.Boundary {
-	return sdk.Boundary{Width: o.shape.Width, Dtype: contractDtype(o.dtype)}
+	return sdk.Boundary{Width: o.shape.boundaryWidth(), Dtype: contractDtype(o.dtype)}
 }
 
 func (l *layerPlan) profile() sdk.LayerProfile {

@@ -126,6 +126,11 @@ func (m *loaded) truncate(id sdk.SeqID, length int) error {
 	if length < 0 || length > s.length {
 		return sdk.Errorf(sdk.CodeInvalid, "can't truncate sequence %d of %d positions to %d", id, s.length, length)
 	}
+	for _, state := range s.states {
+		if err := state.CanTruncate(length); err != nil {
+			return typed(err)
+		}
+	}
 	var errs []error
 	for _, state := range s.states {
 		errs = append(errs, state.Truncate(length))

@@ -132,10 +132,10 @@ func (m *loaded) checkSeq(s *sdk.Step, i int) error {
 
 func (m *loaded) checkHidden(s *sdk.Step) error {
 	h, want := &s.Hidden, contractDtype(m.dtype)
-	rows := s.Rows()
-	if h.Dtype != want || h.Rows != rows || h.Width != m.shape.Width || len(h.Data) != rows*m.shape.Width*want.Size() {
+	rows, width := s.Rows(), m.shape.boundaryWidth()
+	if h.Dtype != want || h.Rows != rows || h.Width != width || len(h.Data) != rows*width*want.Size() {
 		return sdk.Errorf(sdk.CodeInvalid, "step %d: hidden rows are %v [%d, %d] in %d bytes, want %v [%d, %d]; stages need one --dtype",
-			s.ID, h.Dtype, h.Rows, h.Width, len(h.Data), want, rows, m.shape.Width)
+			s.ID, h.Dtype, h.Rows, h.Width, len(h.Data), want, rows, width)
 	}
 	return nil
 }
@@ -143,7 +143,7 @@ func (m *loaded) checkHidden(s *sdk.Step) error {
 // outBytes is what the step writes to its slot.
 func (m *loaded) outBytes(s *sdk.Step) int {
 	if m.head == nil {
-		return s.Rows() * m.shape.Width * m.dtype.Size()
+		return s.Rows() * m.shape.boundaryWidth() * m.dtype.Size()
 	}
 	n := 0
 	for i := range s.Seqs {
@@ -169,7 +169,10 @@ func (m *loaded) run(ctx context.Context, s *sdk.Step) (*sdk.StepResult, error) 
 	if m.head != nil {
 		return out, m.answer(ctx, p, x, s, out)
 	}
-	out.Hidden = sdk.Tensor{Dtype: contractDtype(m.dtype), Rows: len(m.positions), Width: m.shape.Width, Data: s.Out[:m.outBytes(s)]}
+	out.Hidden = sdk.Tensor{Dtype: contractDtype(m.dtype), Rows: len(m.positions), Width: m.shape.boundaryWidth(), Data: s.Out[:m.outBytes(s)]}
+	if m.shape.Carried > 0 {
+		x = p.Concat(1, x, p.Carried)
+	}
 	return out, p.CopyTo(x, out.Hidden.Data)
 }
 
@@ -228,7 +231,12 @@ func (m *loaded) enter(p *nn.Pass, s *sdk.Step) mlx.Array {
 	if m.embed != nil {
 		return m.embed.Forward(p, p.FromInt32s(m.tokens, len(m.tokens)))
 	}
-	return p.FromBytes(s.Hidden.Data, m.dtype, s.Hidden.Rows, s.Hidden.Width)
+	x := p.FromBytes(s.Hidden.Data, m.dtype, s.Hidden.Rows, s.Hidden.Width)
+	if m.shape.Carried == 0 {
+		return x
+	}
+	p.Carried = p.SliceAxis(x, 1, m.shape.Width, s.Hidden.Width)
+	return p.SliceAxis(x, 1, 0, m.shape.Width)
 }
 
 // wanted is a row that goes through the head.

@@ -24,8 +24,9 @@ type Options struct {
 
 // Bounds of what a config may ask for: beyond them it is broken, and sums of bytes stay within int64.
 const (
-	maxDim   = 1 << 24
-	maxBytes = 1 << 60
+	maxDim      = 1 << 24
+	maxElements = 1 << 56
+	maxBytes    = 1 << 60
 )
 
 // Loader hands a model's tensors to its modules. It works in three ways that ask and check the same: it copies tensors
@@ -38,7 +39,8 @@ type Loader struct {
 	o        Options
 	err      error
 	bytes    int64
-	used     map[string]bool
+	counted  map[string]bool // names asked for
+	used     map[string]bool // names in the checkpoint
 	matrices map[string]*mlx.Matrix
 	dtypes   map[string]mlx.Dtype // of matrices' values, by path
 	packed   []string             // distinct quantizations, in the order met
@@ -52,7 +54,7 @@ type Loader struct {
 
 // NewLoader makes a Loader.
 func NewLoader(o Options) *Loader {
-	return &Loader{o: o, used: map[string]bool{}, matrices: map[string]*mlx.Matrix{}, dtypes: map[string]mlx.Dtype{}}
+	return &Loader{o: o, counted: map[string]bool{}, used: map[string]bool{}, matrices: map[string]*mlx.Matrix{}, dtypes: map[string]mlx.Dtype{}}
 }
 
 // Err is the first failure.
@@ -62,7 +64,7 @@ func (l *Loader) Err() error { return l.err }
 func (l *Loader) Bytes() int64 { return l.bytes }
 
 // Tensors is the number of tensors given out so far.
-func (l *Loader) Tensors() int { return len(l.used) }
+func (l *Loader) Tensors() int { return len(l.counted) }
 
 // Exact reports whether sizes come from the checkpoint and not from the config alone.
 func (l *Loader) Exact() bool { return l.o.Store != nil }
@@ -99,23 +101,67 @@ func (l *Loader) Vector(name string, n int) mlx.Array {
 	return l.floating(name, n)
 }
 
+// Tensor returns the floating tensor of that name and shape.
+func (l *Loader) Tensor(name string, shape ...int) mlx.Array {
+	return l.floating(name, shape...)
+}
+
+// StoredFloat32 is Float32Tensor for values that conversions leave in float32, which counts where there is no checkpoint.
+func (l *Loader) StoredFloat32(name string, shape ...int) mlx.Array {
+	if l.o.Store == nil && l.err == nil {
+		l.count(name, elements(shape)*int64(mlx.Float32.Size()))
+		return mlx.Array{}
+	}
+	return l.Float32Tensor(name, shape...)
+}
+
+// Float32Tensor is Tensor in float32 whatever the checkpoint has.
+func (l *Loader) Float32Tensor(name string, shape ...int) mlx.Array {
+	a := l.floating(name, shape...)
+	if a.IsZero() || a.Dtype() == mlx.Float32 {
+		return a
+	}
+	wide := l.o.Scope.AsType(a, mlx.Float32)
+	if err := l.o.Scope.Eval(wide); err != nil {
+		l.fail(err)
+		return mlx.Array{}
+	}
+	return l.keep(wide)
+}
+
 // Matrix returns the weight of the module at path: rows output features by cols input features, packed or plain as
 // the checkpoint has it.
-func (l *Loader) Matrix(path string, rows, cols int) *mlx.Matrix {
+func (l *Loader) Matrix(path string, rows, cols int) *mlx.Matrix { return l.matrix(path, rows, cols) }
+
+// DenseMatrix is Matrix for a weight that no conversion packs.
+func (l *Loader) DenseMatrix(path string, rows, cols int) *mlx.Matrix {
+	return &mlx.Matrix{Format: mlx.Dense, W: l.floating(path+".weight", rows, cols)}
+}
+
+// Experts returns the weights of the module at path, one matrix of rows by cols per expert.
+func (l *Loader) Experts(path string, experts, rows, cols int) *mlx.Experts {
+	m := l.matrix(path, experts, rows, cols)
+	if m == nil {
+		return nil
+	}
+	return &mlx.Experts{Matrix: *m}
+}
+
+// matrix returns a weight of shape [..., rows, cols].
+func (l *Loader) matrix(path string, shape ...int) *mlx.Matrix {
 	if m, ok := l.matrices[path]; ok || l.err != nil {
 		return m
 	}
-	if rows > maxDim || cols > maxDim {
-		l.fail(sdk.Errorf(sdk.CodeInvalid, "%s: sizes in %s ask for a matrix of %d by %d; at most %d is believed", path, config.FileName, rows, cols, maxDim))
+	if !l.believes(path, shape) {
 		return nil
 	}
 	var m *mlx.Matrix
 	if l.o.Store == nil {
-		m = l.estimateMatrix(path, rows, cols)
-	} else if q := l.quantization(path, rows, cols); q != nil {
-		m = l.packedMatrix(path, rows, cols, *q)
+		m = l.estimateMatrix(path, shape)
+	} else if q := l.quantization(path, shape); q != nil {
+		m = l.packedMatrix(path, shape, *q)
 	} else {
-		m = &mlx.Matrix{Format: mlx.Dense, W: l.floating(path+".weight", rows, cols)}
+		m = &mlx.Matrix{Format: mlx.Dense, W: l.floating(path+".weight", shape...)}
 		l.dtypes[path] = l.headerDtype(path + ".weight")
 	}
 	if l.err != nil {
@@ -130,69 +176,85 @@ func (l *Loader) Matrix(path string, rows, cols int) *mlx.Matrix {
 func (l *Loader) MatrixDtype(path string) mlx.Dtype { return l.dtypes[path] }
 
 // quantization says how the module at path is packed, nil if it is not.
-func (l *Loader) quantization(path string, rows, cols int) *Quantization {
-	override, named := l.o.Rules.Overrides[path]
-	scales, packed := l.o.Store.Lookup(path + ".scales")
+func (l *Loader) quantization(path string, shape []int) *Quantization {
+	override, named := l.o.Rules.override(&l.o.Names, path)
+	scales, packed := l.locate(path + ".scales")
 	switch {
 	case named:
 		return override
 	case !packed:
 		return nil
 	}
-	q, err := l.infer(path, rows, cols, &scales)
+	q, err := l.infer(path, shape, scales)
 	if err != nil {
 		l.fail(err)
 	}
 	return q
 }
 
+func (l *Loader) locate(name string) (*located, bool) {
+	return l.o.Store.locate(name, l.o.Names.Sources)
+}
+
 // infer finds bits and group from the shapes, and the format from the scales' type, as mlx_lm's infer_quant_config.
-func (l *Loader) infer(path string, rows, cols int, scales *safetensors.Tensor) (*Quantization, error) {
-	weight, ok := l.o.Store.Lookup(path + ".weight")
+func (l *Loader) infer(path string, shape []int, scales *located) (*Quantization, error) {
+	weight, ok := l.locate(path + ".weight")
 	if !ok {
 		return nil, l.missing(path + ".weight")
 	}
-	for _, t := range []*safetensors.Tensor{&weight, scales} {
-		if len(t.Shape) != 2 || t.Shape[0] != int64(rows) || t.Shape[1] < 1 {
-			return nil, corrupt(t, "has shape %v, %s asks for %d packed rows", t.Shape, config.FileName, rows)
+	rows, cols := shape[len(shape)-2], shape[len(shape)-1]
+	for _, t := range []*located{weight, scales} {
+		n := len(t.shape)
+		if n < 2 || t.shape[n-2] != int64(rows) || t.shape[n-1] < 1 {
+			return nil, corrupt(&t.first, "has shape %v, %s asks for %d packed rows", t.first.Shape, config.FileName, rows)
 		}
 	}
-	q := Quantization{Format: mlx.Affine, Bits: int(weight.Shape[1] * 32 / int64(cols)), Group: cols / int(scales.Shape[1])}
-	if scales.Dtype == "U8" {
+	words, groups := int(last(weight.shape)), int(last(scales.shape))
+	q := Quantization{Format: mlx.Affine, Bits: words * 32 / cols, Group: cols / groups}
+	if scales.first.Dtype == "U8" {
 		for _, m := range modes {
 			if m.Format != mlx.Affine && m.Bits == q.Bits && m.Group == q.Group {
 				return &m, nil
 			}
 		}
-		return nil, corrupt(scales, "8-bit scales with %d bits and groups of %d fit no format", q.Bits, q.Group)
+		return nil, corrupt(&scales.first, "8-bit scales with %d bits and groups of %d fit no format", q.Bits, q.Group)
 	}
 	if !slices.Contains(affineBits, q.Bits) {
-		return nil, corrupt(&weight, "has shape %v, which packs %d input features in %d bits; MLX packs %v", weight.Shape, cols, q.Bits, affineBits)
+		return nil, corrupt(&weight.first, "has shape %v, which packs %d input features in %d bits; MLX packs %v", weight.first.Shape, cols, q.Bits, affineBits)
 	}
 	if !slices.Contains(affineGroups, q.Group) {
-		return nil, corrupt(scales, "has shape %v, which groups %d input features by %d; MLX groups by %v", scales.Shape, cols, q.Group, affineGroups)
+		return nil, corrupt(&scales.first, "has shape %v, which groups %d input features by %d; MLX groups by %v", scales.first.Shape, cols, q.Group, affineGroups)
 	}
 	return &q, nil
 }
 
-func (l *Loader) packedMatrix(path string, rows, cols int, q Quantization) *mlx.Matrix {
+func (l *Loader) packedMatrix(path string, shape []int, q Quantization) *mlx.Matrix {
+	cols := last(shape)
 	if cols%q.Group != 0 || cols*q.Bits%32 != 0 {
 		l.fail(&sdk.Error{Code: sdk.CodeCorrupt, Tensor: path + ".weight", Message: fmt.Sprintf(
 			"%s: %d input features do not divide into %s; compare quantization and sizes in %s", path, cols, q, config.FileName)})
 		return nil
 	}
 	m := &mlx.Matrix{Format: q.Format, Bits: q.Bits, Group: q.Group}
-	m.W = l.tensor(path+".weight", []string{"U32"}, rows, cols*q.Bits/32)
+	m.W = l.tensor(path+".weight", []string{"U32"}, withLast(shape, cols*q.Bits/32)...)
+	groups := withLast(shape, cols/q.Group)
 	if q.Format == mlx.Affine {
-		m.Scales = l.floating(path+".scales", rows, cols/q.Group)
-		m.Biases = l.floating(path+".biases", rows, cols/q.Group)
+		m.Scales = l.floating(path+".scales", groups...)
+		m.Biases = l.floating(path+".biases", groups...)
 		l.dtypes[path] = l.headerDtype(path + ".scales")
 	} else {
-		m.Scales = l.tensor(path+".scales", []string{"U8"}, rows, cols/q.Group)
+		m.Scales = l.tensor(path+".scales", []string{"U8"}, groups...)
 		l.dtypes[path] = mlx.BFloat16
 	}
 	l.note(q)
 	return m
+}
+
+func last[T any](s []T) T { return s[len(s)-1] }
+
+// withLast is shape with another last dimension.
+func withLast(shape []int, n int) []int {
+	return append(slices.Clone(shape[:len(shape)-1]), n)
 }
 
 func (l *Loader) note(q Quantization) {
@@ -202,10 +264,10 @@ func (l *Loader) note(q Quantization) {
 }
 
 // estimateMatrix counts what mlx_lm.convert would write.
-func (l *Loader) estimateMatrix(path string, rows, cols int) *mlx.Matrix {
+func (l *Loader) estimateMatrix(path string, shape []int) *mlx.Matrix {
 	l.dtypes[path] = l.o.Plain
-	elements, item := int64(rows)*int64(cols), int64(l.o.Plain.Size())
-	q := l.o.Rules.estimate(path, cols)
+	elements, item := elements(shape), int64(l.o.Plain.Size())
+	q := l.o.Rules.estimate(&l.o.Names, path, last(shape))
 	if q == nil {
 		l.count(path+".weight", elements*item)
 		return &mlx.Matrix{}
@@ -223,12 +285,13 @@ func (l *Loader) estimateMatrix(path string, rows, cols int) *mlx.Matrix {
 	return &mlx.Matrix{}
 }
 
-// dtypes of safetensors that are copied as they are.
+// dtypes of safetensors and what they become; all but float8 are copied as they are.
 var arrayDtypes = map[string]mlx.Dtype{
 	"F32": mlx.Float32, "F16": mlx.Float16, "BF16": mlx.BFloat16, "U32": mlx.Uint32, "U8": mlx.Uint8,
+	fp8: mlx.BFloat16,
 }
 
-var floatingDtypes = []string{"F32", "F16", "BF16"}
+var floatingDtypes = []string{"F32", "F16", "BF16", fp8}
 
 func (l *Loader) floating(name string, shape ...int) mlx.Array {
 	return l.tensor(name, floatingDtypes, shape...)
@@ -239,38 +302,73 @@ func (l *Loader) tensor(name string, dtypes []string, shape ...int) mlx.Array {
 	if l.err == nil && l.Context != nil && l.Context.Err() != nil {
 		l.fail(sdk.Errorf(sdk.CodeCanceled, "loading was canceled at tensor %s", name))
 	}
-	if l.err != nil {
+	if l.err != nil || !l.believes(name, shape) {
 		return mlx.Array{}
 	}
 	if l.o.Store == nil {
 		l.count(name, elements(shape)*int64(l.o.Plain.Size()))
 		return mlx.Array{}
 	}
-	t, ok := l.o.Store.Lookup(name)
+	t, ok := l.locate(name)
 	if !ok {
 		l.fail(l.missing(name))
 		return mlx.Array{}
 	}
-	if !slices.Contains(dtypes, t.Dtype) {
-		l.fail(corrupt(&t, "is %s, want %s", t.Dtype, strings.Join(dtypes, " or ")))
+	if !slices.Contains(dtypes, t.first.Dtype) {
+		l.fail(corrupt(&t.first, "is %s, want %s", t.first.Dtype, strings.Join(dtypes, " or ")))
 		return mlx.Array{}
 	}
-	if !sameShape(t.Shape, shape) {
-		l.fail(corrupt(&t, "has shape %v, %s asks for %v", t.Shape, config.FileName, shape))
+	parts, err := l.parts(t, shape)
+	if err != nil {
+		l.fail(err)
 		return mlx.Array{}
 	}
-	a := l.copy(&t, shape)
+	a := l.copy(t, parts, shape)
 	if l.err == nil {
-		l.count(name, t.Size)
+		l.count(name, elements(shape)*int64(arrayDtypes[t.first.Dtype].Size()))
 	}
 	return a
 }
 
+// parts returns the headers of the checkpoint's tensors that make up t, which must have the given shape, and marks them
+// as used.
+func (l *Loader) parts(t *located, shape []int) ([]safetensors.Tensor, error) {
+	want, n := shape, 1
+	if t.stacked {
+		want, n = shape[1:], shape[0]
+	}
+	parts := make([]safetensors.Tensor, n)
+	for i := range parts {
+		name := t.name(i)
+		part, ok := l.o.Store.Lookup(name)
+		if !ok {
+			return nil, l.missing(name)
+		}
+		if t.bytes {
+			part = words(part)
+		}
+		if part.Dtype != t.first.Dtype {
+			return nil, corrupt(&part, "is %s, expert 0 has %s", part.Dtype, t.first.Dtype)
+		}
+		if !sameShape(t.seen(part.Shape), want) {
+			return nil, corrupt(&part, "has shape %v, %s asks for %v", part.Shape, config.FileName, want)
+		}
+		l.used[name] = true
+		if part.Dtype == fp8 {
+			if _, err := l.blockScales(&part); err != nil {
+				return nil, err
+			}
+		}
+		parts[i] = part
+	}
+	return parts, nil
+}
+
 func (l *Loader) count(name string, bytes int64) {
-	if l.used[name] {
+	if l.counted[name] {
 		return
 	}
-	l.used[name] = true
+	l.counted[name] = true
 	if l.bytes += bytes; l.bytes > maxBytes {
 		l.fail(sdk.Errorf(sdk.CodeInvalid, "sizes in %s ask for more than %d bytes of weights", config.FileName, int64(maxBytes)))
 	}
@@ -279,19 +377,33 @@ func (l *Loader) count(name string, bytes int64) {
 	}
 }
 
-// copy reads a tensor from the map into an array.
-func (l *Loader) copy(t *safetensors.Tensor, shape []int) mlx.Array {
+// copy reads the parts of a tensor from the map into one array.
+func (l *Loader) copy(t *located, parts []safetensors.Tensor, shape []int) mlx.Array {
 	if l.Planning() {
 		return mlx.Array{}
 	}
-	data, err := l.o.Store.read(t)
-	if err != nil {
-		l.fail(err)
-		return mlx.Array{}
+	dtype := arrayDtypes[t.first.Dtype]
+	a, to := l.o.Scope.Uninitialized(dtype, shape...)
+	for i := range parts {
+		data, err := l.o.Store.read(&parts[i])
+		if err != nil {
+			l.fail(err)
+			return mlx.Array{}
+		}
+		if parts[i].Dtype == fp8 {
+			if data, err = l.widen(&parts[i], data); err != nil {
+				l.fail(err)
+				return mlx.Array{}
+			}
+		}
+		if l.o.Scope.Err() == nil {
+			n := len(to) / (len(parts) - i)
+			t.arrange(to[:n], data, parts[i].Shape, dtype.Size())
+			to = to[n:]
+		}
+		l.o.Store.release(&parts[i])
 	}
-	a := l.keep(l.o.Scope.FromBytes(data, arrayDtypes[t.Dtype], shape...))
-	l.o.Store.release(t)
-	return a
+	return l.keep(a)
 }
 
 func (l *Loader) keep(a mlx.Array) mlx.Array {
@@ -304,8 +416,11 @@ func (l *Loader) keep(a mlx.Array) mlx.Array {
 }
 
 func (l *Loader) headerDtype(name string) mlx.Dtype {
-	t, _ := l.o.Store.Lookup(name)
-	return arrayDtypes[t.Dtype]
+	t, ok := l.locate(name)
+	if !ok {
+		return mlx.Bool // the tensor was refused already
+	}
+	return arrayDtypes[t.first.Dtype]
 }
 
 // CheckUnused refuses tensors that no module asked for and names does not drop: a checkpoint with more in it than the
@@ -344,6 +459,19 @@ func (l *Loader) fail(err error) {
 
 func sameShape(got []int64, want []int) bool {
 	return slices.EqualFunc(got, want, func(a int64, b int) bool { return a == int64(b) })
+}
+
+// believes refuses shapes that only a broken config asks for.
+func (l *Loader) believes(name string, shape []int) bool {
+	n := int64(1)
+	for _, d := range shape {
+		if d < 1 || d > maxDim || n > maxElements/int64(d) {
+			l.fail(sdk.Errorf(sdk.CodeInvalid, "%s: sizes in %s ask for a tensor of %v; dimensions up to %d are believed, and %d elements", name, config.FileName, shape, maxDim, int64(maxElements)))
+			return false
+		}
+		n *= int64(d)
+	}
+	return true
 }
 
 func elements(shape []int) int64 {

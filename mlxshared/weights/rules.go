@@ -59,6 +59,9 @@ func ReadRules(o *config.Object) Rules {
 		case "mxfp4", "mxfp8":
 			d := modes[method]
 			return Rules{Default: &d}
+		case "fp8":
+			checkFP8(q)
+			return Rules{}
 		default:
 			q.Unsupported("quant_method", "%q is not built; convert the model with mlx_lm.convert", method)
 			return Rules{}
@@ -99,14 +102,25 @@ func readQuantization(o *config.Object) *Quantization {
 }
 
 // estimate says how a matrix of cols input features would be packed by mlx_lm.convert: those whose last dimension does
-// not divide by the group stay as they are.
-func (r *Rules) estimate(path string, cols int) *Quantization {
-	q, ok := r.Overrides[path]
-	if !ok {
+// not divide by the group stay as they are. An entry for one of the module's names decides; else the default does, if it
+// speaks of the module.
+func (r *Rules) estimate(n *Names, path string, cols int) *Quantization {
+	q, named := r.override(n, path)
+	if !named && n.packs(path) {
 		q = r.Default
 	}
 	if q == nil || cols%q.Group != 0 {
 		return nil
 	}
 	return q
+}
+
+// override is the entry for the module at path under any of its names.
+func (r *Rules) override(n *Names, path string) (q *Quantization, named bool) {
+	for _, p := range n.aliases(path) {
+		if q, named = r.Overrides[p]; named {
+			return q, true
+		}
+	}
+	return nil, false
 }

@@ -226,7 +226,7 @@ func TestRulesRefuseWhatIsNotBuilt(t *testing.T) {
 		`{"quantization": {"mode": "mxfp4", "bits": 8}}`:                             "quantization.mode: mxfp4 has 4 bits",
 		`{"quantization": {"group_size": 64, "bits": 4, "a.b": {"bits": 1}}}`:        "quantization.a.b.bits: 1",
 		`{"quantization": 4}`:                                                        "quantization: is 4, want an object",
-		`{"quantization_config": {"quant_method": "fp8", "weight_block_size": [1]}}`: `"fp8" is not built`,
+		`{"quantization_config": {"quant_method": "fp8", "weight_block_size": [1]}}`: "quantization_config.weight_block_size",
 	} {
 		o, err := config.Parse([]byte(text), config.FileName)
 		if err != nil {
@@ -282,7 +282,9 @@ func TestEstimateFollowsTheConfig(t *testing.T) {
 
 func TestSizesBeyondBelief(t *testing.T) {
 	for name, ask := range map[string]func(*Loader){
-		"one matrix": func(l *Loader) { l.Matrix("a", 1<<25, 8) },
+		"one matrix":      func(l *Loader) { l.Matrix("a", 1<<25, 8) },
+		"experts":         func(l *Loader) { l.Experts("a", 1<<24, 1<<24, 1<<24) },
+		"a negative size": func(l *Loader) { l.Tensor("a", 2, -1) },
 		"the sum": func(l *Loader) {
 			for i := range 1 << 13 {
 				l.Matrix(strings.Repeat("a", i), 1<<24, 1<<24)
@@ -371,7 +373,7 @@ func FuzzReadRules(f *testing.F) {
 			if q.Format == mlx.Affine && (!slices.Contains(affineBits, q.Bits) || !slices.Contains(affineGroups, q.Group)) {
 				t.Fatalf("rules let %+v through", q)
 			}
-			r.estimate("x", 256)
+			r.estimate(&Names{}, "x", 256)
 		}
 	})
 }

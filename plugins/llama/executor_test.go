@@ -116,7 +116,7 @@ func TestInspectFaults(t *testing.T) {
 		t.Errorf("no config: %v", err)
 	}
 	write(`{"model_type": "gpt2"}`)
-	if err := inspect(dir); !isCode(err, sdk.CodeUnsupported, `model_type "gpt2" of config.json is not built; built are [llama mistral]`) {
+	if err := inspect(dir); !isCode(err, sdk.CodeUnsupported, `model_type "gpt2" of config.json is not built; built are [llama mistral mixtral `) {
 		t.Errorf("unknown model type: %v", err)
 	}
 	write(`{"model_type": "llama"}`)
@@ -344,7 +344,7 @@ func TestDescribe(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if d.Name != "llama" || d.Device.Kind != "cpu" || d.Device.TotalMemory <= 0 || !strings.HasPrefix(d.Runtime, "mlx 0.") || len(d.Families) != 2 {
+	if d.Name != "llama" || d.Device.Kind != "cpu" || d.Device.TotalMemory <= 0 || !strings.HasPrefix(d.Runtime, "mlx 0.") || len(d.Families) != len(families()) {
 		t.Errorf("%+v", d)
 	}
 }

@@ -14,7 +14,10 @@ var version = "dev"
 
 // families are the wire families of this executor. To add one, write its file and name it here.
 func families() []stage.Family {
-	return []stage.Family{llama{}, mistral{}}
+	return []stage.Family{
+		llama{}, mistral{}, mixtral{}, llama4{}, gptOSS{}, qwen3{}, glm4{}, glm4MoE{},
+		qwen2MoE{}, qwen3MoE{}, phiMoE{}, exaoneMoE{},
+	}
 }
 
 func main() {

@@ -3,8 +3,7 @@
 #include <cmath>
 #include <vector>
 
-#include "ops.h"
-#include "team.h"
+#include "calls.h"
 
 namespace mk {
 
@@ -41,20 +40,6 @@ int64_t row_bytes(const mk_matrix &w) {
 
 namespace {
 
-unsigned char *bytes(void *p) { return static_cast<unsigned char *>(p); }
-const unsigned char *bytes(const void *p) { return static_cast<const unsigned char *>(p); }
-
-// Below this many elementary steps per piece, waking a member costs more than it brings.
-constexpr int64_t kPieceSteps = 1 << 15;
-
-// Units per piece, of which each costs `steps`: enough to pay, and for all members several to choose from.
-int64_t grain(const mk_pool *p, int64_t units, int64_t steps, int64_t multiple = 1) {
-  int64_t pays = (kPieceSteps + steps - 1) / (steps > 0 ? steps : 1);
-  int64_t fair = units / (4 * int64_t(p->team.workers.size()));
-  int64_t g = pays > fair ? pays : fair;
-  return (g + multiple - 1) / multiple * multiple;
-}
-
 // x as float32 in the layout that w's kernel wants, for rows at a time.
 struct WidenJob {
   const Ops *ops;
@@ -70,11 +55,6 @@ void widen_task(void *context, int64_t begin, int64_t end, Worker &) {
   for (int64_t r = begin; r < end; r++)
     j.ops->widen(j.x + r * j.cols * item_size(j.dtype), j.dtype, j.cols, j.paired, j.out + r * j.stride);
 }
-
-template <class J> struct Call {
-  const Ops *ops;
-  J job;
-};
 
 void linear_task(void *context, int64_t begin, int64_t end, Worker &w) {
   auto *c = static_cast<const Call<LinearJob> *>(context);
@@ -232,10 +212,6 @@ void mk_dequantize_row(const mk_matrix *w, int64_t r, float *out) {
 namespace mk {
 namespace {
 
-// Queries (a row's head each) of one unit: enough that a block of keys, once in the cache, serves many, and few enough
-// that one row with many heads over one kv head still feeds every member.
-constexpr int64_t kUnitQueries = 24;
-
 struct SpanOfUnit {
   int64_t unit, span;
 };
@@ -256,11 +232,9 @@ std::vector<AttentionUnit> cut_units(const AttentionJob &j, const mk_segment *se
     const int64_t rows = kUnitQueries / heads;
     for (int64_t row = 0; row < segment.n; row += rows) {
       int64_t count = segment.n - row < rows ? segment.n - row : rows;
-      int64_t first = segment.pos + row, low = j.window > 0 ? first + 1 - j.window : 0;
+      int64_t first = segment.pos + row, low = j.first_seen(first);
       if (low < kv.first)
         low = kv.first;
-      if (low < 0)
-        low = 0;
       int64_t last_span = (first + count - 1) / kSpan, first_span = low / kSpan < last_span ? low / kSpan : last_span;
       for (int h = 0, n; h < j.heads; h += n) {
         const int rest = per_head - h % per_head;
@@ -275,9 +249,7 @@ std::vector<AttentionUnit> cut_units(const AttentionJob &j, const mk_segment *se
 // Multiplications that a unit takes.
 int64_t steps_of(const AttentionJob &j, const AttentionUnit &u) {
   const KvView &kv = *u.kv;
-  int64_t positions = u.segment->pos + u.row + u.rows;
-  if (j.window > 0 && positions > j.window + u.rows)
-    positions = j.window + u.rows;
+  int64_t first = u.segment->pos + u.row, positions = first + u.rows - j.first_seen(first);
   return positions * u.rows * u.heads * (kv.k_pad + kv.v_pad);
 }
 
@@ -318,12 +290,8 @@ void run_by_spans(mk_pool *p, AttentionCall &call, std::vector<AttentionUnit> &u
   run(p->team, int64_t(units.size()), int64_t(units.size()), merge_task, &call);
 }
 
-} // namespace
-} // namespace mk
-
-extern "C" void mk_attention(mk_pool *p, const void *q, mk_dtype t, int heads, float scale, int64_t window, float softcap,
-                             const float *sinks, const mk_segment *segs, int64_t nsegs, void *y) {
-  AttentionCall call = {p->ops, {bytes(q), t, heads, scale, window, softcap, sinks, bytes(y)}, nullptr, nullptr};
+void attend(mk_pool *p, const AttentionJob &job, const mk_segment *segs, int64_t nsegs) {
+  AttentionCall call = {p->ops, job, nullptr, nullptr};
   std::vector<AttentionUnit> units = cut_units(call.job, segs, nsegs);
   if (units.empty())
     return;
@@ -338,4 +306,17 @@ extern "C" void mk_attention(mk_pool *p, const void *q, mk_dtype t, int heads, f
     return run_by_spans(p, call, units);
   int64_t g = grain(p, n, steps / n / 8);
   run(p->team, n, g, unit_task, &call);
+}
+
+} // namespace
+} // namespace mk
+
+extern "C" void mk_attention(mk_pool *p, const void *q, mk_dtype t, int heads, float scale, int64_t window, float softcap,
+                             const float *sinks, const mk_segment *segs, int64_t nsegs, void *y) {
+  attend(p, {bytes(q), t, heads, scale, window, softcap, sinks, bytes(y), 0}, segs, nsegs);
+}
+
+extern "C" void mk_chunked_attention(mk_pool *p, const void *q, mk_dtype t, int heads, float scale, int64_t chunk,
+                                     const mk_segment *segs, int64_t nsegs, void *y) {
+  attend(p, {bytes(q), t, heads, scale, 0, 0, nullptr, bytes(y), chunk}, segs, nsegs);
 }

@@ -6,5 +6,14 @@
 
 #include "impl_attention.h"
 
+#include "impl_moe.h"
+
+#include "impl_recurrent.h"
+
+#include "impl_sparse.h"
+
+#include "impl_activation.h"
+
 static const Ops kOps = {paired,   widen, linear,   embed,             dequantize,     rms_norm,
-                         rope,     silu_mul, attention_partial, attention_unit, attention_span, attention_merge};
+                         rope,     silu_mul, attention_partial, attention_unit, attention_span, attention_merge,
+                         &kMoeOps, &kRecurrentOps, index_scores, gelu_mul, softcap};

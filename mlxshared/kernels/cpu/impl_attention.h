@@ -48,10 +48,8 @@ struct Visible {
 };
 static inline Visible visible(const AttentionJob &j, const AttentionUnit &u, int64_t row) {
   int64_t position = u.segment->pos + u.row + row;
-  int64_t low = j.window > 0 ? position + 1 - j.window : 0;
-  if (low < u.kv->first)
-    low = u.kv->first;
-  return {low < 0 ? 0 : low, position + 1};
+  int64_t low = j.first_seen(position);
+  return {low < u.kv->first ? u.kv->first : low, position + 1};
 }
 
 // Scores of Q queries for sixteen positions. keys points at their column in [k_pad][MK_KV_BLOCK].

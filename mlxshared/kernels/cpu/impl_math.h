@@ -32,3 +32,19 @@ static inline V16 tanh(V16 x) {
 }
 
 static inline V16 silu(V16 x) { return div(x, add(set1(1.f), exp(sub(zero(), x)))); }
+
+// ln(1 + e^x) to about 2 ulp: the greater of x and 0 plus ln(1 + u), u = e^-|x| in (0, 1], by the series of
+// 2 artanh(u / (2 + u)), whose argument is at most a third.
+static inline V16 softplus(V16 x) {
+  V16 u = exp(sub(zero(), abs(x)));
+  V16 s = div(u, add(u, set1(2.f))), z = mul(s, s);
+  V16 p = set1(1.f / 15);
+  p = fma(p, z, set1(1.f / 13));
+  p = fma(p, z, set1(1.f / 11));
+  p = fma(p, z, set1(1.f / 9));
+  p = fma(p, z, set1(1.f / 7));
+  p = fma(p, z, set1(1.f / 5));
+  p = fma(p, z, set1(1.f / 3));
+  V16 log = mul(set1(2.f), fma(mul(p, z), s, s));
+  return keep_nan(x, add(greater_of(x, zero()), log));
+}

@@ -116,6 +116,29 @@ typedef struct {
 void mk_attention(mk_pool *, const void *q, mk_dtype t, int heads, float scale, int64_t window, float softcap,
                   const float *sinks, const mk_segment *segs, int64_t nsegs, void *y);
 
+// One matrix per head: y[i, h] = x[i, h] . w[h]^T for x [m, heads, cols] and y [m, heads, rows / heads], where w stacks
+// the heads' matrices. x and y are dense in xt.
+void mk_multi_linear(mk_pool *, const mk_matrix *w, int heads, const void *x, mk_dtype xt, void *y, int64_t m);
+
+// What picks the positions that a row attends to. Position p scores sum over h of weights[h] * max(0, q[h] . key[p]), in
+// float32 and ascending h; the top_k largest are taken, of equals the later positions, NaN above all. A row that sees no
+// more than top_k positions takes them all.
+typedef struct {
+  int heads, dim;
+  int64_t top_k;
+  const void *q;             // [rows, heads, dim] in the attention's dtype
+  const float *weights;      // [rows, heads]
+  const mk_kv *const *keys;  // per segment: a latent cache of k_dim = dim that holds its positions
+} mk_indexer;
+
+// mk_attention over latent caches, each row over the positions that the indexer picks.
+void mk_sparse_attention(mk_pool *, const void *q, mk_dtype t, int heads, float scale, const mk_segment *segs,
+                         int64_t nsegs, const mk_indexer *, void *y);
+
+// mk_attention over the positions of a row's own chunk: those from chunk * (position / chunk) on (Llama 4).
+void mk_chunked_attention(mk_pool *, const void *q, mk_dtype t, int heads, float scale, int64_t chunk,
+                          const mk_segment *segs, int64_t nsegs, void *y);
+
 // The dequantized float32 value of every element of row r (for tests and for tools).
 void mk_dequantize_row(const mk_matrix *w, int64_t r, float *out);
 

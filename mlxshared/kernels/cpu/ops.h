@@ -9,7 +9,9 @@
 
 #include "kernels.h"
 #include "kv.h"
+#include "moe.h"
 #include "pool.h"
+#include "recurrent_ops.h"
 
 namespace mk {
 
@@ -57,6 +59,13 @@ struct SiluMulJob {
   unsigned char *y;
 };
 
+struct SoftcapJob {
+  const unsigned char *x;
+  mk_dtype dtype;
+  float cap;
+  unsigned char *y;
+};
+
 struct EmbedJob {
   const mk_matrix *w;
   const int32_t *ids;
@@ -68,6 +77,9 @@ struct EmbedJob {
 // positions are cut into spans of kSpan (absolute), each reduced on its own and merged in ascending order, so that spans
 // can run on different members without a change in the result.
 constexpr int64_t kSpan = 1024;
+// Queries (a row's head each) of one unit: enough that a block of keys, once in the cache, serves many, and few enough
+// that one row with many heads over one kv head still feeds every member.
+constexpr int64_t kUnitQueries = 24;
 
 struct AttentionUnit {
   const mk_segment *segment;
@@ -88,6 +100,52 @@ struct AttentionJob {
   float softcap;
   const float *sinks;
   unsigned char *y;
+  int64_t chunk;
+
+  // The first position that a row at `position` sees.
+  int64_t first_seen(int64_t position) const {
+    int64_t low = window > 0 && position >= window ? position + 1 - window : 0;
+    int64_t start = chunk > 0 ? position - position % chunk : 0;
+    return start > low ? start : low;
+  }
+};
+
+// Scores of positions by an indexer's heads (mk_indexer).
+struct IndexJob {
+  const unsigned char *q;
+  mk_dtype dtype;
+  const float *weights;
+  int heads, dim;
+};
+
+struct RouteJob {
+  const mk_route_spec *spec;
+  const unsigned char *logits; // [rows, experts]
+  mk_dtype dtype;
+  int32_t *ids;
+  float *weights;
+};
+
+struct WeightedSumJob {
+  const unsigned char *x; // [rows, k, dim]
+  mk_dtype dtype;
+  const float *weights;
+  int k;
+  int64_t dim;
+  unsigned char *y;
+};
+
+struct ClampedSwigluJob {
+  const unsigned char *gate, *up;
+  mk_dtype dtype;
+  float alpha, limit;
+  unsigned char *y;
+};
+
+struct MoeOps {
+  void (*route)(const RouteJob &, int64_t begin, int64_t end, Worker &);         // over rows
+  void (*weighted_sum)(const WeightedSumJob &, int64_t begin, int64_t end);      // over rows
+  void (*clamped_swiglu)(const ClampedSwigluJob &, int64_t begin, int64_t end);  // over elements
 };
 
 struct Ops {
@@ -106,6 +164,12 @@ struct Ops {
   void (*attention_unit)(const AttentionJob &, const AttentionUnit &, Worker &);               // all spans, to y
   void (*attention_span)(const AttentionJob &, const AttentionUnit &, int64_t span, Worker &); // into partials
   void (*attention_merge)(const AttentionJob &, const AttentionUnit &, Worker &);              // partials to y
+  const MoeOps *moe;
+  const RecurrentOps *recurrent;
+  // One row against the MK_KV_BLOCK positions of a block of a latent cache.
+  void (*index_scores)(const IndexJob &, int64_t row, const KvView &, int64_t block, float *out, Worker &);
+  void (*gelu_mul)(const SiluMulJob &, int64_t begin, int64_t end); // over elements
+  void (*softcap)(const SoftcapJob &, int64_t begin, int64_t end);  // over elements
 };
 
 // Null when this build or this machine lacks it.

@@ -40,4 +40,19 @@ struct mk_pool {
   mk::Team team;
 };
 
+namespace mk {
+
+// Below this many elementary steps per piece, waking a member costs more than it brings.
+constexpr int64_t kPieceSteps = 1 << 15;
+
+// Units per piece, of which each costs `steps`: enough to pay, and for all members several to choose from.
+inline int64_t grain(const mk_pool *p, int64_t units, int64_t steps, int64_t multiple = 1) {
+  int64_t pays = (kPieceSteps + steps - 1) / (steps > 0 ? steps : 1);
+  int64_t fair = units / (4 * int64_t(p->team.workers.size()));
+  int64_t g = pays > fair ? pays : fair;
+  return (g + multiple - 1) / multiple * multiple;
+}
+
+} // namespace mk
+
 #endif

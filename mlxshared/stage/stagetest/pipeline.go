@@ -4,6 +4,7 @@ package stagetest
 
 import (
 	"context"
+	"slices"
 	"testing"
 
 	"github.com/mlxcel/mlxcel/mlxshared/stage"
@@ -12,7 +13,7 @@ import (
 
 // Options say how a checkpoint is run.
 type Options struct {
-	Stages   int // even cuts; at least 1
+	Stages   int // at least 1; the legal cuts that spread them evenly
 	Dtype    sdk.Dtype
 	Threads  int // 0 means 1
 	KVBudget int64
@@ -43,11 +44,14 @@ func Open(t testing.TB, families []stage.Family, dir string, o Options) *Pipelin
 	if err != nil {
 		t.Fatal(err)
 	}
-	n := len(profile.Layers)
+	bounds := cuts(profile, len(p.Stages))
+	if bounds == nil {
+		t.Fatalf("%s has no legal cut into %d stages", dir, len(p.Stages))
+	}
 	for i, e := range p.Stages {
 		req := sdk.LoadRequest{
 			Dir: dir, Family: profile.Family, Dtype: o.Dtype, Threads: max(1, o.Threads), KVBudget: o.KVBudget,
-			Layers:       sdk.LayerRange{Start: i * n / len(p.Stages), End: (i + 1) * n / len(p.Stages)},
+			Layers:       sdk.LayerRange{Start: bounds[i], End: bounds[i+1]},
 			HasEmbedding: i == 0, HasHead: i == len(p.Stages)-1,
 		}
 		if p.Report, err = e.Load(t.Context(), req, nil); err != nil {
@@ -55,6 +59,25 @@ func Open(t testing.TB, families []stage.Family, dir string, o Options) *Pipelin
 		}
 	}
 	return p
+}
+
+// cuts spreads stages over the layers: where each begins, and the end. Every boundary that parts no adjacency group may be
+// taken; nil if they are too few.
+func cuts(profile *sdk.ModelProfile, stages int) []int {
+	legal := []int{}
+	for b := 1; b < len(profile.Layers); b++ {
+		if !slices.ContainsFunc(profile.Adjacency, func(g sdk.AdjacencyGroup) bool { return g.Source < b && b <= g.Consumer }) {
+			legal = append(legal, b)
+		}
+	}
+	if stages > len(legal)+1 {
+		return nil
+	}
+	bounds := []int{0}
+	for i := 1; i < stages; i++ {
+		bounds = append(bounds, legal[i*(len(legal)+1)/stages-1])
+	}
+	return append(bounds, len(profile.Layers))
 }
 
 // Reserve creates a sequence on every stage.

@@ -1,0 +1,239 @@
+package nn
+
+import (
+	"fmt"
+
+	"github.com/mlxcel/mlxcel/mlxshared/mlx"
+	"github.com/mlxcel/mlxcel/sdk"
+)
+
+// RecurrentSpec is a state of fixed size: a convolution's last inputs, or the state of a recurrence.
+type RecurrentSpec struct {
+	Rows, Cols int
+	Dtype      mlx.Dtype
+}
+
+// New makes a state of zeros.
+func (r RecurrentSpec) New(s *mlx.Stream) (State, error) {
+	state, err := s.NewState(r.Rows, r.Cols, r.Dtype)
+	if err != nil {
+		return nil, err
+	}
+	return &recurrentState{state}, nil
+}
+
+// Fixed is the whole state; the kernels pad its rows to sixteen elements.
+func (r RecurrentSpec) Fixed() int64 {
+	const lanes = 16
+	padded := (r.Cols + lanes - 1) / lanes * lanes
+	return int64(r.Rows) * int64(padded) * int64(r.Dtype.Size())
+}
+
+// BytesAt is Fixed at any length.
+func (r RecurrentSpec) BytesAt(int) int64 { return r.Fixed() }
+
+// BytesPerToken is 0: the state does not grow.
+func (r RecurrentSpec) BytesPerToken() int64 { return 0 }
+
+// Window is 0: there is nothing to cap.
+func (r RecurrentSpec) Window() int { return 0 }
+
+type recurrentState struct{ state *mlx.State }
+
+func (s *recurrentState) Bytes() int64     { return int64(s.state.Bytes()) }
+func (s *recurrentState) Settle(int) error { return nil }
+
+func (s *recurrentState) CanTruncate(length int) error {
+	if held := s.state.Len(); length != held {
+		return sdk.Errorf(sdk.CodeUnsupported, "can't truncate to %d positions: a recurrent state of %d keeps no earlier ones; release the sequence", length, held)
+	}
+	return nil
+}
+
+func (s *recurrentState) Truncate(int) error { return nil }
+
+func (s *recurrentState) Fork() (State, error) {
+	copied, err := s.state.Fork()
+	if err != nil {
+		return nil, fmt.Errorf("forking a state: %w", err)
+	}
+	return &recurrentState{copied}, nil
+}
+
+func (s *recurrentState) Free() { s.state.Free() }
+
+// stateSegments views the segments as a recurrence's, each with the state in the given slot.
+func (p *Pass) stateSegments(slot int) []mlx.StateSegment {
+	p.states = p.states[:0]
+	for i := range p.Segments {
+		s := &p.Segments[i]
+		p.states = append(p.states, mlx.StateSegment{State: s.States[slot].(*recurrentState).state, Row0: s.Row0, Rows: s.Rows, Pos: s.Pos})
+	}
+	return p.states
+}
+
+// CausalConv is a depthwise causal convolution over a sequence's rows, then SiLU.
+type CausalConv struct {
+	weight, bias mlx.Array // float32 [width, channels], [channels]
+	slot         int
+}
+
+// NewCausalConv loads <path>.weight, [channels, width, 1] or PyTorch's [channels, 1, width], which lie alike in memory, and
+// <path>.bias [channels].
+func NewCausalConv(b *Builder, path string, channels, width int, bias bool) *CausalConv {
+	shape := []int{channels, width, 1}
+	if OriginalConv(b, path) {
+		shape = []int{channels, 1, width}
+	}
+	weight := b.Tensor(path+".weight", shape...)
+	c := &CausalConv{
+		weight: b.Derive(func(s *mlx.Scope) mlx.Array {
+			return s.Contiguous(s.Transpose(s.Reshape(s.AsType(weight, mlx.Float32), channels, width)))
+		}),
+		slot: b.AddState(RecurrentSpec{Rows: width - 1, Cols: channels, Dtype: b.Dtype}),
+	}
+	if bias {
+		c.bias = b.Float32Tensor(path+".bias", channels)
+	}
+	return c
+}
+
+// OriginalConv reports whether the convolution at path has PyTorch's layout [channels, 1, width], and so the checkpoint
+// its original form.
+func OriginalConv(b *Builder, path string) bool {
+	shape := b.Shape(path + ".weight")
+	return len(shape) == 3 && shape[2] != 1
+}
+
+// Forward maps [rows, channels] to [rows, channels] and advances the sequences' states.
+func (c *CausalConv) Forward(p *Pass, x mlx.Array) mlx.Array {
+	return p.CausalConv(x, c.weight, c.bias, true, p.stateSegments(c.slot))
+}
+
+// decayRates loads -exp(<name>) as float32, last dimension first: the rates that a recurrence's state decays by.
+func decayRates(b *Builder, name string, shape ...int) mlx.Array {
+	logs := b.Tensor(name, shape...)
+	return b.Derive(func(s *mlx.Scope) mlx.Array {
+		return s.Contiguous(s.Transpose(s.Neg(s.Exp(s.AsType(logs, mlx.Float32)))))
+	})
+}
+
+// MambaConfig sizes a Mamba.
+type MambaConfig struct {
+	Width    int // of the residual stream
+	Channels int // of the recurrence
+	States   int // of each channel
+	Conv     int // width of the convolution
+	DtRank   int // of the time step's projection
+	ProjBias bool
+	ConvBias bool
+	NormEps  float64
+}
+
+// Mamba is the selective state space layer (Gu and Dao 2023) with Jamba's norms over dt, b and c.
+type Mamba struct {
+	in, x, dt, out       *Linear
+	conv                 *CausalConv
+	dtNorm, bNorm, cNorm *RMSNorm
+	rates, skip          mlx.Array // float32 [states, channels], [channels]
+	c                    MambaConfig
+	slot                 int
+}
+
+// NewMamba loads the tensors under path by their names in Jamba.
+func NewMamba(b *Builder, path string, c MambaConfig) *Mamba {
+	return &Mamba{
+		in:     NewLinear(b, path+".in_proj", c.Width, 2*c.Channels, c.ProjBias),
+		conv:   NewCausalConv(b, path+".conv1d", c.Channels, c.Conv, c.ConvBias),
+		x:      NewLinear(b, path+".x_proj", c.Channels, c.DtRank+2*c.States, false),
+		dt:     NewLinear(b, path+".dt_proj", c.DtRank, c.Channels, true),
+		dtNorm: NewRMSNorm(b, path+".dt_layernorm", c.DtRank, c.NormEps),
+		bNorm:  NewRMSNorm(b, path+".b_layernorm", c.States, c.NormEps),
+		cNorm:  NewRMSNorm(b, path+".c_layernorm", c.States, c.NormEps),
+		rates:  decayRates(b, path+".A_log", c.Channels, c.States),
+		skip:   b.Float32Tensor(path+".D", c.Channels),
+		out:    NewLinear(b, path+".out_proj", c.Channels, c.Width, c.ProjBias),
+		c:      c,
+		slot:   b.AddState(RecurrentSpec{Rows: c.States, Cols: c.Channels, Dtype: b.Dtype}), // the reference too keeps it in the model's dtype
+	}
+}
+
+// Forward maps [rows, width] to [rows, width] and advances the sequences' states.
+func (m *Mamba) Forward(p *Pass, x mlx.Array) mlx.Array {
+	both := p.SplitAxis(m.in.Forward(p, x), 1, 2)
+	h := m.conv.Forward(p, both[0])
+	projected, r, n := m.x.Forward(p, h), m.c.DtRank, m.c.States
+	dt := m.dt.Forward(p, m.dtNorm.Forward(p, p.SliceAxis(projected, 1, 0, r)))
+	b := m.bNorm.Forward(p, p.SliceAxis(projected, 1, r, r+n))
+	c := m.cNorm.Forward(p, p.SliceAxis(projected, 1, r+n, r+2*n))
+	y := p.SelectiveScan(h, dt, b, c, m.rates, m.skip, p.stateSegments(m.slot))
+	return m.out.Forward(p, p.SiluMul(both[1], y))
+}
+
+// Mamba2Config sizes a Mamba2.
+type Mamba2Config struct {
+	Width          int // of the residual stream
+	Heads, HeadDim int
+	Groups         int // of neighbouring heads with common b and c, each normalized by itself
+	States         int
+	Conv           int // width of the convolution
+	ProjBias       bool
+	ConvBias       bool
+	MinDt, MaxDt   float64
+	NormEps        float64
+}
+
+// Mamba2 is the state space layer of Dao and Gu (2024) with a norm by groups after the gate.
+type Mamba2 struct {
+	in, out             *Linear
+	conv                *CausalConv
+	norm                mlx.Array // weight [heads·headDim]
+	rates, skip, dtBias mlx.Array // float32 [heads]
+	c                   Mamba2Config
+	spec                mlx.SSMSpec
+	slot                int
+}
+
+// NewMamba2 loads the tensors under path by their names in Nemotron-H.
+func NewMamba2(b *Builder, path string, c Mamba2Config) *Mamba2 {
+	inner := c.Heads * c.HeadDim
+	channels := inner + 2*c.Groups*c.States
+	return &Mamba2{
+		in:     NewLinear(b, path+".in_proj", c.Width, inner+channels+c.Heads, c.ProjBias),
+		conv:   NewCausalConv(b, path+".conv1d", channels, c.Conv, c.ConvBias),
+		norm:   b.Vector(path+".norm.weight", inner),
+		rates:  decayRates(b, path+".A_log", c.Heads),
+		skip:   b.Float32Tensor(path+".D", c.Heads),
+		dtBias: b.Float32Tensor(path+".dt_bias", c.Heads),
+		out:    NewLinear(b, path+".out_proj", inner, c.Width, c.ProjBias),
+		c:      c,
+		spec: mlx.SSMSpec{
+			Heads: c.Heads, HeadDim: c.HeadDim, Groups: c.Groups, States: c.States, MinDt: float32(c.MinDt), MaxDt: float32(c.MaxDt),
+		},
+		slot: b.AddState(RecurrentSpec{Rows: c.Heads * c.States, Cols: c.HeadDim, Dtype: mlx.Float32}),
+	}
+}
+
+// Forward maps [rows, width] to [rows, width] and advances the sequences' states.
+func (m *Mamba2) Forward(p *Pass, x mlx.Array) mlx.Array {
+	inner := m.c.Heads * m.c.HeadDim
+	projected := m.in.Forward(p, x)
+	width := projected.Dim(1)
+	gate := p.SliceAxis(projected, 1, 0, inner)
+	xbc := m.conv.Forward(p, p.SliceAxis(projected, 1, inner, width-m.c.Heads))
+	dt := p.SliceAxis(projected, 1, width-m.c.Heads, width)
+	y := p.SSM(xbc, dt, m.rates, m.skip, m.dtBias, &m.spec, p.stateSegments(m.slot))
+	return m.out.Forward(p, m.gatedNorm(p, y, gate))
+}
+
+// gatedNorm is weight · norm(silu(gate) · y), group by group.
+func (m *Mamba2) gatedNorm(p *Pass, y, gate mlx.Array) mlx.Array {
+	rows, inner := y.Dim(0), y.Dim(1)
+	y = p.Reshape(p.SiluMul(gate, y), rows, m.c.Groups, inner/m.c.Groups)
+	y = p.Reshape(p.RMSNorm(y, mlx.Array{}, float32(m.c.NormEps), 0), rows, inner)
+	y = p.Mul(y, m.norm)
+	if y.Dtype() != p.Dtype { // the weight's dtype is another
+		y = p.AsType(y, p.Dtype)
+	}
+	return y
+}
