@@ -1,4 +1,4 @@
-// Command deepseekv3 is the executor of the deepseekv3 group of families, of which it has none yet: Describe says so.
+// Command deepseekv3 is the executor of the deepseekv3 group of families.
 package main
 
 import (
@@ -13,7 +13,9 @@ import (
 var version = "dev"
 
 // families are the wire families of this executor. To add one, write its file and name it here.
-func families() []stage.Family { return nil }
+func families() []stage.Family {
+	return []stage.Family{deepSeekV3{}, glm4MoELite{}, glmMoEDSA{}, kimiK3{}}
+}
 
 func main() {
 	executor := stage.New(stage.Options{Name: "deepseekv3", Version: version, Families: families()})
