@@ -1,4 +1,4 @@
-// Command hybridssm is the executor of the hybridssm group of families, of which it has none yet: Describe says so.
+// Command hybridssm is the executor of the families that mix attention with recurrent layers.
 package main
 
 import (
@@ -13,7 +13,13 @@ import (
 var version = "dev"
 
 // families are the wire families of this executor. To add one, write its file and name it here.
-func families() []stage.Family { return nil }
+func families() []stage.Family {
+	return []stage.Family{
+		jamba{}, nemotronH{}, qwen3Next{},
+		qwen35{"qwen3_5", "qwen3_5"}, qwen35{"qwen3_5_vlm", "qwen3_5"},
+		qwen35{"qwen3_5_moe", "qwen3_5_moe"}, qwen35{"qwen3_5_moe_vlm", "qwen3_5_moe"},
+	}
+}
 
 func main() {
 	executor := stage.New(stage.Options{Name: "hybridssm", Version: version, Families: families()})
