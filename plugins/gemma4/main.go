@@ -1,4 +1,4 @@
-// Command gemma4 is the executor of the gemma4 group of families, of which it has none yet: Describe says so.
+// Command gemma4 is the executor of the gemma4 group of families.
 package main
 
 import (
@@ -13,7 +13,9 @@ import (
 var version = "dev"
 
 // families are the wire families of this executor. To add one, write its file and name it here.
-func families() []stage.Family { return nil }
+func families() []stage.Family {
+	return []stage.Family{gemma3{}, gemma4{"gemma4"}, gemma4{"gemma4_vlm"}}
+}
 
 func main() {
 	executor := stage.New(stage.Options{Name: "gemma4", Version: version, Families: families()})
