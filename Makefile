@@ -65,7 +65,7 @@ demo: setup ## answer a question with a real model over a pipeline of two stages
 	bin/mlxcel generate -m $(MODEL) --pp-size 2 --temp 0 -n 80 --verbose -p "What is a pipeline? Answer in two sentences."
 
 test: setup ## run the tests
-	$(WITH_MLX) go test $(TESTFLAGS) $(addsuffix /...,$(addprefix ./,$(MODULES)))
+	$(WITH_MLX) go test -timeout 30m $(TESTFLAGS) $(addsuffix /...,$(addprefix ./,$(MODULES)))
 
 bench: setup ## run the benchmarks
 	$(WITH_MLX) scripts/bench.sh
@@ -76,11 +76,11 @@ lint: $(MLX) ## gofmt, vet, staticcheck
 fuzz: $(MLX) ## run every fuzz target for FUZZTIME (10s)
 	$(WITH_MLX) scripts/fuzz.sh $(MODULES)
 
-race: setup ## run the tests of the libraries under the race detector
-	$(WITH_MLX) go test -race ./sdk/... ./host/... ./mlxshared/...
+race: setup ## run the tests of the Go libraries under the race detector
+	$(WITH_MLX) go test -race ./sdk/... ./host/... ./mlxshared/mlx ./mlxshared/nn ./mlxshared/sample ./mlxshared/stage ./mlxshared/weights
 
 sanitize: $(MLX) ## run the tests of kernels and shim under the address sanitizer
-	$(WITH_MLX) go test -asan ./mlxshared/kernels/cpu ./mlxshared/mlx
+	$(WITH_MLX) go test -asan -timeout 30m ./mlxshared/kernels/cpu ./mlxshared/mlx
 
 clients: setup ## run the official OpenAI clients and schemathesis against a real server
 	scripts/clients/run.sh

@@ -171,7 +171,7 @@ func TestInspectAndPlugins(t *testing.T) {
 		}
 	}
 	out, _, code = mlxcel(t, "", "plugins", "--json")
-	if code != 0 || !strings.Contains(out, `"families":["llama","mistral"]`) {
+	if code != 0 || !strings.Contains(out, `"families":["llama","mistral",`) {
 		t.Errorf("plugins (exit code %d): %s", code, out)
 	}
 }
