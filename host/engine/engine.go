@@ -167,7 +167,7 @@ func Inspect(ctx context.Context, cfg Config) (out *Inspection, err error) {
 
 // inspect asks the chosen executor about the model. Its process stays up for whoever starts that executor next.
 func inspect(ctx context.Context, c *executor.Catalog, choice executor.Choice, cfg Config) (*sdk.ModelProfile, error) {
-	dir, err := filepath.Abs(cfg.Model) // the executor has a working folder of its own
+	dir, err := filepath.Abs(cfg.Model) // what an executor is told must not hang on where it runs
 	if err != nil {
 		return nil, err
 	}

@@ -25,7 +25,7 @@ type Engine struct {
 	LoadSeconds float64 // from Open's start until the model was ready
 
 	cfg     Config
-	dir     string // absolute: executors have a working folder of their own
+	dir     string // absolute: what an executor is told must not hang on where it runs
 	catalog *executor.Catalog
 }
 

@@ -3,8 +3,10 @@
 // Numerics. Every reduction runs in one canonical order that depends only on the row's own length and
 // absolute positions, never on batch, chunk, thread count or instruction set: sixteen float32 lanes, lane
 // i%16 accumulating element i in ascending order with fused multiply-add, then a fixed pairwise tree
-// (8, 4, 2, 1). Weights are dequantized to float32 (fma(q, scale, bias)) before they enter the sum, inputs
-// of any dtype are widened to float32, and results are rounded once, to nearest even. AVX-512, AVX2+FMA, NEON and
+// (8, 4, 2, 1). Attention's weighted sum of values is the exception: each of its elements is one ascending
+// chain over absolute positions, cut into spans of a fixed number of positions that are merged in ascending
+// order. Weights are dequantized to float32 (fma(q, scale, bias)) before they enter the sum, inputs of any
+// dtype are widened to float32, and results are rounded once, to nearest even. AVX-512, AVX2+FMA, NEON and
 // the plain path therefore give the same bits.
 #ifndef MLXCEL_KERNELS_CPU_H
 #define MLXCEL_KERNELS_CPU_H
