@@ -25,6 +25,8 @@ type Config struct {
 	Dtype         sdk.Dtype // of the activations; DtypeAuto takes the checkpoint's own
 	Threads       int       // compute threads of each stage; 0 lets the executor choose
 	PrefillChunk  int       // prompt rows per step at most, default 512
+	KVBudgets     []int64   // bytes of sequences' state that each stage may hold, one for each or one for all; nil for no limit
+	Epoch         uint64    // of the pipeline, larger with every restart; default 1
 	Plugins       executor.Config
 	TemplateFile  string           // a chat template in place of the model's; empty takes the model's
 	TemplateCheck []string         // command that tries a chat template in a process of its own (chat.Probe)
@@ -41,6 +43,9 @@ const stopTimeout = 10 * time.Second
 func (c Config) withDefaults() Config {
 	if c.PrefillChunk == 0 {
 		c.PrefillChunk = DefaultPrefillChunk
+	}
+	if c.Epoch == 0 {
+		c.Epoch = 1
 	}
 	if c.Now == nil {
 		c.Now = time.Now

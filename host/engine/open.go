@@ -8,6 +8,7 @@ import (
 
 	"github.com/mlxcel/mlxcel/host/chat"
 	"github.com/mlxcel/mlxcel/host/executor"
+	"github.com/mlxcel/mlxcel/host/kvledger"
 	"github.com/mlxcel/mlxcel/host/modelrepo"
 	"github.com/mlxcel/mlxcel/host/partition"
 	"github.com/mlxcel/mlxcel/host/pipeline"
@@ -25,8 +26,9 @@ type Engine struct {
 	LoadSeconds float64 // from Open's start until the model was ready
 
 	cfg     Config
-	dir     string // absolute: what an executor is told must not hang on where it runs
-	catalog *executor.Catalog
+	dir     string            // absolute: what an executor is told must not hang on where it runs
+	catalog *executor.Catalog // of executors on this machine
+	remote  Stages            // stages on other machines; nil where they run here
 }
 
 // Open checks the folder, finds the executor, plans and loads. Nothing is left running when it fails.
@@ -46,14 +48,22 @@ func Open(ctx context.Context, cfg Config) (e *Engine, err error) {
 	if err := e.Model.RequireWeights(); err != nil {
 		return nil, err
 	}
-	text := make(chan error, 1) // tokenizer and template are read while the executors start
-	go func() { text <- e.openText(ctx) }()
-	loaded := e.load(ctx)
-	if err := errors.Join(loaded, <-text); err != nil {
-		return nil, errors.Join(err, e.Close(ctx))
+	if err := e.bringUp(ctx, e.load); err != nil {
+		return nil, err
 	}
 	e.LoadSeconds = cfg.Now().Sub(start).Seconds()
 	return e, nil
+}
+
+// bringUp loads the model while tokenizer and template are read. Nothing is left running when one of them fails.
+func (e *Engine) bringUp(ctx context.Context, load func(context.Context) error) error {
+	text := make(chan error, 1)
+	go func() { text <- e.openText(ctx) }()
+	loaded := load(ctx)
+	if err := errors.Join(loaded, <-text); err != nil {
+		return errors.Join(err, e.Close(ctx))
+	}
+	return nil
 }
 
 // openText reads the tokenizer and the chat template, and tries the latter in a process of its own.
@@ -102,10 +112,14 @@ func (e *Engine) load(ctx context.Context) (err error) {
 	for _, w := range plan.Warnings {
 		e.cfg.Logger.Warn(w)
 	}
+	budgets, err := kvledger.Spread(e.cfg.KVBudgets, len(plan.Stages))
+	if err != nil {
+		return err
+	}
 	e.Pipeline, err = pipeline.Start(ctx, pipeline.Config{
 		Plan: plan, Profile: e.Profile, Launcher: pipeline.Local{Catalog: e.catalog, Plugin: plugin},
 		ModelDir: e.dir, Dtype: e.cfg.Dtype, Threads: e.cfg.Threads,
-		PrefillChunk: e.cfg.PrefillChunk, MicroBatch: e.cfg.Pipeline.MicroBatch(), Epoch: 1,
+		PrefillChunk: e.cfg.PrefillChunk, MicroBatch: e.cfg.Pipeline.MicroBatch(), KVBudgets: budgets, Epoch: e.cfg.Epoch,
 	})
 	if err != nil {
 		return err
@@ -118,7 +132,10 @@ func (e *Engine) Close(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), stopTimeout)
 	defer cancel()
 	var errs []error
-	if e.Pipeline != nil {
+	switch {
+	case e.remote != nil:
+		errs = append(errs, e.remote.Close(ctx))
+	case e.Pipeline != nil:
 		errs = append(errs, e.Pipeline.Close(ctx))
 	}
 	if e.catalog != nil {

@@ -231,6 +231,10 @@ func (p *Process) death() *DeathError {
 	return e
 }
 
+// Kill ends the process at once, also one that stands still, and returns when it is reaped. What belonged to it stays
+// until Stop, which must follow.
+func (p *Process) Kill() error { return p.child.end() }
+
 // Stop ends the process and frees what belongs to it. It asks over the contract first, then sends SIGTERM,
 // then SIGKILL, each after its time in Config; the end of ctx goes straight to SIGKILL. It returns once the
 // process is reaped, at the latest a few seconds after SIGKILL with a *StuckError. Nobody may use the region

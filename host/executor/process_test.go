@@ -247,6 +247,19 @@ func TestHealthOfAStoppedProcess(t *testing.T) {
 	}
 }
 
+func TestKillEndsAPausedProcess(t *testing.T) {
+	p := startOne(t, testConfig(t, pluginDir(t, "good")), "good")
+	pause(t, p)
+	if err := p.Kill(); err != nil {
+		t.Fatal(err)
+	}
+	<-p.Done()
+	if death, ok := errors.AsType[*DeathError](p.Err()); !ok || death.Signal != syscall.SIGKILL {
+		t.Errorf("it ended with %v, want SIGKILL", p.Err())
+	}
+	stop(t, p)
+}
+
 func pause(t *testing.T, p *Process) {
 	t.Helper()
 	if err := syscall.Kill(p.PID(), syscall.SIGSTOP); err != nil {

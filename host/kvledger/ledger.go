@@ -9,6 +9,7 @@ import (
 	"errors"
 	"fmt"
 	"math"
+	"slices"
 	"sort"
 
 	"github.com/mlxcel/mlxcel/host/partition"
@@ -27,6 +28,19 @@ type Stage struct {
 	Layers       []Layer
 	Budget       int64 // bytes that all sequences may reserve together; 0 means no limit
 	MaxSequences int   // at most; 0 means no limit
+}
+
+// Spread returns the KV budget of each stage for what --kv-budget gives: nothing, one size for all, or one for each.
+func Spread(given []int64, stages int) ([]int64, error) {
+	switch len(given) {
+	case 0:
+		return nil, nil
+	case 1:
+		return slices.Repeat(given, stages), nil
+	case stages:
+		return slices.Clone(given), nil
+	}
+	return nil, fmt.Errorf("--kv-budget gives %d sizes for %d stages: give one for each, or one for all", len(given), stages)
 }
 
 // Stages prices the stages of a plan. budgets holds the KV budget of each stage in bytes, 0 for no limit; nil means

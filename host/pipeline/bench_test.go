@@ -2,6 +2,7 @@ package pipeline
 
 import (
 	"testing"
+	"time"
 
 	"github.com/mlxcel/mlxcel/sdk"
 )
@@ -37,7 +38,7 @@ func BenchmarkDecodeStep(b *testing.B) {
 			b.Fatal(err)
 		}
 		defer closeToy(b, p)
-		steps := p.running[0].steps
+		steps := p.running[0].monitor.cfg.steps
 		for i := 0; b.Loop(); i++ {
 			pending, err := steps.Send(&sdk.Step{ID: uint64(i + 100), Seqs: []sdk.SeqStep{{Seq: 1, Pos: i, Tokens: []int32{1}, Want: sdk.WantToken}}})
 			if err != nil {
@@ -71,5 +72,17 @@ func BenchmarkDecodeStep(b *testing.B) {
 				}
 			}
 		})
+	}
+}
+
+// spin makes every step of a toy compute for d.
+func spin(l *toyLauncher, d time.Duration) {
+	l.prepare = func(e *toyExecutor) {
+		e.tamper = func(r *sdk.StepResult) {
+			begin := time.Now()
+			for time.Since(begin) < d {
+			}
+			r.ComputeNanos = time.Since(begin).Nanoseconds()
+		}
 	}
 }

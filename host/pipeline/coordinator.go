@@ -39,12 +39,26 @@ type sequence struct {
 type call struct {
 	signal  chan struct{} // something changed; holds one token
 	left    int           // reports to come
+	op      sdk.Op        // of an operation
 	errs    []error       // of operations, by arrival
 	plan    *StepPlan
 	done    []bool // micro-batches finished or failed
 	failed  []int  // micro-batches failed and not yet given up
 	causes  []failedMicroBatch
 	results []sdk.SeqResult
+}
+
+// phase tells what a stage that works on the call does.
+func (c *call) phase() Phase {
+	if c.plan == nil {
+		return opPhase(c.op)
+	}
+	for mb, done := range c.done {
+		if !done {
+			return c.plan.phase(mb)
+		}
+	}
+	return PhaseDecode
 }
 
 type failedMicroBatch struct {
@@ -177,7 +191,7 @@ func (c *coordinator) plan(seqs []sdk.SeqStep) (*StepPlan, error) {
 
 // operate carries out an operation on every stage.
 func (c *coordinator) operate(ctx context.Context, op sdk.Op) error {
-	call := &call{signal: make(chan struct{}, 1), left: len(c.stages)}
+	call := &call{signal: make(chan struct{}, 1), left: len(c.stages), op: op}
 	id, err := c.give(Order{Op: op}, call)
 	if err != nil {
 		return err
@@ -391,6 +405,22 @@ func (c *coordinator) Lost(epoch uint64, err *StageError) {
 	if epoch == c.epoch {
 		c.shutDown(err)
 	}
+}
+
+// phase tells what is under way.
+func (c *coordinator) phase() Phase {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	phase := PhaseIdle
+	for _, call := range c.calls {
+		switch p := call.phase(); p {
+		case PhaseDecode, PhasePrefill:
+			return p
+		default:
+			phase = p
+		}
+	}
+	return phase
 }
 
 // callOf returns the call that still waits for a micro-batch; nil for late and stray reports, which are dropped.

@@ -25,19 +25,25 @@ const (
 	PhasePrefill  Phase = "prefill"
 	PhaseDecode   Phase = "decode"
 	PhaseReceive  Phase = "receive" // taking in activations of the stage before
+	PhaseSend     Phase = "send"    // handing its output over
 )
 
 // StageError is a failure of one stage. Err is the executor's own error, or says how its process ended, with the
 // last lines of its log.
 type StageError struct {
 	Stage  int
+	Node   string // that the stage runs on; empty on a pipeline of one host
 	Plugin string // the executor binary; the family while none has been launched
 	Phase  Phase
 	Err    error
 }
 
 func (e *StageError) Error() string {
-	return fmt.Sprintf("stage %d (%s) failed in %s: %v", e.Stage, e.Plugin, e.Phase, e.Err)
+	who := e.Plugin
+	if e.Node != "" {
+		who = e.Node + ", " + e.Plugin
+	}
+	return fmt.Sprintf("stage %d (%s) failed in %s: %v", e.Stage, who, e.Phase, e.Err)
 }
 
 func (e *StageError) Unwrap() error { return e.Err }

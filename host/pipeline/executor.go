@@ -30,6 +30,10 @@ type Executor interface {
 	Done() <-chan struct{}
 	// Err tells how the process ended, with its last log lines; nil while it lives.
 	Err() error
+	// Health asks for a sign of life. It is answered while a load or a step runs.
+	Health(ctx context.Context) error
+	// Kill ends the process at once, however it stands. Stop must follow.
+	Kill() error
 	// Explain turns the error of a call into the death of the process behind it, where there is one.
 	Explain(error) error
 	// Stop ends the process and frees what belongs to it; the end of ctx makes it ungentle.
@@ -66,6 +70,11 @@ func (e localExecutor) OpenSteps(ctx context.Context) (sdk.StepClient, error) {
 		return nil, err
 	}
 	return steps, nil
+}
+
+func (e localExecutor) Health(ctx context.Context) error {
+	_, err := e.Process.Health(ctx)
+	return err
 }
 
 func (e localExecutor) Enter(phase Phase) { e.Process.Enter(executor.Phase(phase)) }

@@ -16,11 +16,14 @@ import (
 type Config struct {
 	Plan     *partition.Plan   // what each stage holds
 	Profile  *sdk.ModelProfile // of the model that Plan cuts
-	Launcher Launcher
+	Launcher Launcher          // of Start; Connect needs none
 	ModelDir string
 	Dtype    sdk.Dtype // of the activations, as Profile was asked for; DtypeAuto is the checkpoint's own
 	Threads  int       // compute threads of each stage; 0 lets the executor choose
-	KVBudget int64     // bytes of each stage that all sequences' state may use together; 0 means no limit
+
+	// KVBudgets are the bytes that all sequences' state may use together, one for each stage; 0 of a stage, and nil
+	// for all, means no limit.
+	KVBudgets []int64
 
 	PrefillChunk int    // rows of one sequence in a step, and of a micro-batch, at most; 0 means 512
 	MicroBatch   int    // sequences per micro-batch at most; 0 means 1
@@ -43,11 +46,15 @@ const (
 func (c Config) Validate() error {
 	var faults []error
 	fault := func(format string, args ...any) { faults = append(faults, fmt.Errorf(format, args...)) }
-	if c.Launcher == nil {
-		fault("pipeline config has no launcher")
-	}
 	if c.Plan == nil || len(c.Plan.Stages) == 0 {
 		fault("pipeline config has no plan")
+	} else if n := len(c.Plan.Stages); c.KVBudgets != nil && len(c.KVBudgets) != n {
+		fault("%d KV budgets for %d stages: give one for each stage, or none", len(c.KVBudgets), n)
+	}
+	for i, b := range c.KVBudgets {
+		if b < 0 {
+			fault("KV budget of stage %d is %d bytes: want 0 or more", i, b)
+		}
 	}
 	if c.Profile == nil {
 		fault("pipeline config has no model profile")
@@ -96,61 +103,76 @@ func (c Config) layout(stage partition.StageAssignment) sdk.RegionLayout {
 	return l
 }
 
-func (c Config) loadRequest(stage partition.StageAssignment) sdk.LoadRequest {
-	return sdk.LoadRequest{
-		Dir: c.ModelDir, Family: c.Profile.Family, Layers: stage.LayerRange,
-		HasEmbedding: stage.HasEmbedding, HasHead: stage.HasLMHead,
-		Dtype: c.Dtype, Threads: c.Threads, KVBudget: c.KVBudget, Region: c.layout(stage),
+// LoadRequest says what a stage is to hold. A stage elsewhere puts its own model folder and threads in.
+func (c Config) LoadRequest(stage int) sdk.LoadRequest {
+	a := c.Plan.Stages[stage]
+	r := sdk.LoadRequest{
+		Dir: c.ModelDir, Family: c.Profile.Family, Layers: a.LayerRange,
+		HasEmbedding: a.HasEmbedding, HasHead: a.HasLMHead,
+		Dtype: c.Dtype, Threads: c.Threads, Region: c.withDefaults().layout(a),
 	}
+	if c.KVBudgets != nil {
+		r.KVBudget = c.KVBudgets[stage]
+	}
+	return r
 }
 
-// StageInfo is what a running stage holds.
-type StageInfo struct {
-	partition.StageAssignment
-	Plugin string
-	Loaded sdk.LoadReport
+func (c Config) stageConfig(i int) StageConfig {
+	s := StageConfig{
+		Epoch: c.Epoch, Assignment: c.Plan.Stages[i], Stages: len(c.Plan.Stages), Launcher: c.Launcher,
+		Load: c.LoadRequest(i), Boundary: c.Profile.Boundary, VocabSize: c.Profile.VocabSize,
+	}
+	if c.Progress != nil {
+		s.Progress = func(p sdk.LoadProgress) { c.Progress(i, p) }
+	}
+	return s
 }
 
 // Pipeline is a model that is loaded over one or more stages, ready for steps. It is safe for concurrent use.
 type Pipeline struct {
 	cfg     Config
 	c       *coordinator
-	running []*member
-	cancel  context.CancelFunc // of the step streams
+	running []*Stage      // of Start
+	remote  []RemoteStage // of Connect
 	lastSeq atomic.Uint64
 
 	closeOnce sync.Once
 	closeErr  error
 }
 
-// member is one stage with its executor.
-type member struct {
-	executor Executor
-	steps    sdk.StepClient
-	report   sdk.LoadReport
-	stage    *stage
-}
-
 // Start launches an executor for each stage of the plan and loads them all at the same time. When one fails, the
 // others are stopped and the error, a *StageError, is the one of the first that failed. ctx bounds the start only.
 func Start(ctx context.Context, cfg Config) (*Pipeline, error) {
-	if err := cfg.Validate(); err != nil {
+	if cfg.Launcher == nil {
+		return nil, errors.Join(errors.New("pipeline config has no launcher"), cfg.Validate())
+	}
+	p, err := newPipeline(cfg)
+	if err != nil {
 		return nil, err
 	}
-	cfg = cfg.withDefaults()
-	n := len(cfg.Plan.Stages)
-	live, cancel := context.WithCancel(context.WithoutCancel(ctx))
-	p := &Pipeline{cfg: cfg, cancel: cancel, c: newCoordinator(cfg.Epoch, cfg.MicroBatch, cfg.maxRows()), running: make([]*member, n)}
-	for i := range p.running {
-		p.running[i] = &member{}
+	p.running = make([]*Stage, len(cfg.Plan.Stages))
+	err = together(ctx, len(p.running), func(ctx context.Context, i int) (err error) {
+		p.running[i], err = StartStage(ctx, p.cfg.stageConfig(i))
+		return err
+	})
+	if err == nil {
+		p.connect()
+		err = p.Err() // of a stage that came up and died while the others still loaded
 	}
-	if err := together(ctx, n, func(ctx context.Context, i int) error { return p.bringUp(ctx, live, i) }); err != nil {
+	if err != nil {
 		stop, done := context.WithTimeout(context.WithoutCancel(ctx), stopTimeout)
 		defer done()
 		return nil, errors.Join(err, p.Close(stop))
 	}
-	p.connect(live)
 	return p, nil
+}
+
+func newPipeline(cfg Config) (*Pipeline, error) {
+	if err := cfg.Validate(); err != nil {
+		return nil, err
+	}
+	cfg = cfg.withDefaults()
+	return &Pipeline{cfg: cfg, c: newCoordinator(cfg.Epoch, cfg.MicroBatch, cfg.maxRows())}, nil
 }
 
 // together runs f for 0 to n-1 at the same time, waits for all, and returns the first error, upon which the
@@ -173,61 +195,15 @@ func together(ctx context.Context, n int, f func(ctx context.Context, i int) err
 	return first
 }
 
-// bringUp launches and loads stage i.
-func (p *Pipeline) bringUp(ctx, live context.Context, i int) error {
-	a, m := p.cfg.Plan.Stages[i], p.running[i]
-	failed := func(phase Phase, plugin string, err error) error {
-		return &StageError{Stage: i, Plugin: plugin, Phase: phase, Err: err}
-	}
-	e, err := p.cfg.Launcher.Launch(ctx, a)
-	if err != nil {
-		return failed(PhaseLaunch, p.cfg.Profile.Family, err)
-	}
-	m.executor = e
-	e.Enter(PhaseLoad)
-	report, err := e.Load(ctx, p.cfg.loadRequest(a), func(progress sdk.LoadProgress) {
-		if p.cfg.Progress != nil {
-			p.cfg.Progress(i, progress)
-		}
-	})
-	if err == nil {
-		err = checkReport(report, p.cfg.Profile, a)
-	}
-	if err != nil {
-		return failed(PhaseLoad, e.Plugin(), e.Explain(err))
-	}
-	m.report = *report
-	if m.steps, err = e.OpenSteps(live); err != nil {
-		return failed(PhaseLoad, e.Plugin(), e.Explain(err))
-	}
-	e.Enter(PhaseIdle)
-	return nil
-}
-
-// checkReport compares what was loaded with the profile that the region was laid out by.
-func checkReport(got *sdk.LoadReport, want *sdk.ModelProfile, a partition.StageAssignment) error {
-	if got.Boundary != want.Boundary {
-		return sdk.Errorf(sdk.CodeInternal, "executor hands over width %d in %s, its profile of the model says width %d in %s",
-			got.Boundary.Width, got.Boundary.Dtype, want.Boundary.Width, want.Boundary.Dtype)
-	}
-	if a.HasLMHead && got.VocabSize != want.VocabSize {
-		return sdk.Errorf(sdk.CodeInternal, "executor has %d vocabulary rows, its profile of the model says %d", got.VocabSize, want.VocabSize)
-	}
-	return nil
-}
-
 // connect links the loaded stages, the last first, so that each finds its next.
-func (p *Pipeline) connect(live context.Context) {
+func (p *Pipeline) connect() {
 	n := len(p.running)
 	p.c.stages = make([]StagePort, n)
 	var next Link
 	for i := n - 1; i >= 0; i-- {
-		m := p.running[i]
-		m.stage = newStage(live, stageConfig{
-			epoch: p.cfg.Epoch, index: i, stages: n, boundary: p.cfg.Profile.Boundary, slots: p.cfg.Slots,
-			executor: m.executor, steps: m.steps, next: next, reporter: p.c,
-		})
-		p.c.stages[i], next = m.stage, m.stage
+		s := p.running[i]
+		s.Join(next, p.c)
+		p.c.stages[i], next = s, s
 	}
 }
 
@@ -241,37 +217,22 @@ func (p *Pipeline) Close(ctx context.Context) error {
 func (p *Pipeline) close(ctx context.Context) error {
 	lost := p.Err() != nil
 	p.c.shutDown(ErrClosed)
-	p.cancel()
-	n := len(p.running)
-	errs := make([]error, n)
-	each := func(f func(m *member) error) {
+	errs := make([]error, len(p.running)+len(p.remote))
+	each := func(f func(s *Stage) error) {
 		var wait sync.WaitGroup
-		for i, m := range p.running {
-			wait.Go(func() { errs[i] = errors.Join(errs[i], f(m)) })
+		for i, s := range p.running {
+			if s != nil {
+				wait.Go(func() { errs[i] = errors.Join(errs[i], f(s)) })
+			}
 		}
 		wait.Wait()
 	}
-	each((*member).closeSteps)
+	each((*Stage).halt)
 	if lost {
 		clear(errs) // a stream that broke with its executor can't be closed well
 	}
-	each(func(m *member) error { // only now: no stage touches a region any more
-		if m.executor == nil {
-			return nil
-		}
-		return m.executor.Stop(ctx)
-	})
-	return errors.Join(errs...)
-}
-
-func (m *member) closeSteps() error {
-	switch {
-	case m.stage != nil:
-		return m.stage.close()
-	case m.steps != nil:
-		return m.steps.Close()
-	}
-	return nil
+	each(func(s *Stage) error { return s.executor.Stop(ctx) }) // only now: no stage touches a region any more
+	return errors.Join(append(errs, p.closeRemote(ctx))...)
 }
 
 // Done is closed when the pipeline has lost a stage or was closed.
@@ -286,18 +247,33 @@ func (p *Pipeline) Err() error {
 
 // Stages returns what each stage holds.
 func (p *Pipeline) Stages() []StageInfo {
-	infos := make([]StageInfo, len(p.running))
-	for i, m := range p.running {
-		infos[i] = StageInfo{StageAssignment: p.cfg.Plan.Stages[i], Plugin: m.executor.Plugin(), Loaded: m.report}
+	var infos []StageInfo
+	for _, s := range p.running {
+		infos = append(infos, s.Info())
+	}
+	for _, r := range p.remote {
+		infos = append(infos, r.Info)
 	}
 	return infos
 }
 
+// Busy returns how long each stage has computed so far.
+func (p *Pipeline) Busy() []time.Duration {
+	var busy []time.Duration
+	for _, s := range p.running {
+		busy = append(busy, s.Busy())
+	}
+	for _, r := range p.remote {
+		busy = append(busy, r.busy())
+	}
+	return busy
+}
+
 // Report describes the plan with what each stage holds in fact.
 func (p *Pipeline) Report() string {
-	actual := make([]int64, len(p.running))
-	for i, m := range p.running {
-		actual[i] = m.report.WeightBytes
+	var actual []int64
+	for _, s := range p.Stages() {
+		actual = append(actual, s.Loaded.WeightBytes)
 	}
 	return p.cfg.Plan.Report(actual)
 }
@@ -307,6 +283,9 @@ func (p *Pipeline) NewSeq() sdk.SeqID { return sdk.SeqID(p.lastSeq.Add(1)) }
 
 // PrefillChunk returns the rows that a sequence may bring to one step.
 func (p *Pipeline) PrefillChunk() int { return p.cfg.PrefillChunk }
+
+// KVBudgets returns the bytes that all sequences' state may use together on each stage, 0 for no limit; nil sets none on any.
+func (p *Pipeline) KVBudgets() []int64 { return p.cfg.KVBudgets }
 
 // Reserve creates a sequence on every stage, or on none.
 func (p *Pipeline) Reserve(ctx context.Context, r sdk.Reservation) error { return p.c.Reserve(ctx, r) }

@@ -11,6 +11,7 @@ import (
 	"sync"
 	"testing"
 	"testing/synctest"
+	"time"
 
 	"github.com/mlxcel/mlxcel/host/partition"
 	"github.com/mlxcel/mlxcel/sdk"
@@ -124,8 +125,9 @@ func TestBatchEqualsSolo(t *testing.T) {
 // checkEmpty: no executor holds a sequence, and no stage anything that is under way.
 func checkEmpty(t *testing.T, p *Pipeline, l *toyLauncher) {
 	t.Helper()
-	for i, m := range p.running {
-		s := m.stage
+	synctest.Wait() // what nobody waited for
+	for i, m := range stagesOf(p) {
+		s := m.monitor
 		s.mu.Lock()
 		if s.queue.len()+len(s.plans)+len(s.held)+s.sent.len()+len(s.known)+len(s.effects) > 0 || len(s.free) != s.cfg.slots {
 			t.Errorf("stage %d is left with %d orders, %d plans, %d frames, %d answers to come, %d sequences and %d of %d slots free",
@@ -541,6 +543,235 @@ func TestSlowStageHoldsBackTheOthers(t *testing.T) {
 	})
 }
 
+// Stages work at the same time: stage 1 does not end its first micro-batch before stage 0 has begun the second one.
+func TestStagesOverlap(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		begun := make(chan struct{})
+		l := &toyLauncher{prepare: func(e *toyExecutor) {
+			e.before = func(op sdk.Op) error {
+				switch step, ok := op.(*sdk.Step); {
+				case !ok:
+				case e.stage == 0 && step.Seqs[0].Seq == 2:
+					close(begun)
+				case e.stage == 1 && step.Seqs[0].Seq == 1:
+					<-begun
+				}
+				return nil
+			}
+		}}
+		p := startToy(t, toyConfig(t, 3, l))
+		defer closeToy(t, p)
+		rng := rand.New(rand.NewPCG(9, 9))
+		requests := []*request{newRequest(p, rng, 3), newRequest(p, rng, 3)}
+		for _, r := range requests {
+			if err := r.reserve(t.Context(), p); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if err := advance(t.Context(), p, 16, requests...); err != nil {
+			t.Fatal(err)
+		}
+		for _, r := range requests {
+			r.check(t)
+		}
+	})
+}
+
+// An executor that lives but stands still is ended, and its stage is lost, within 2.5 s in every phase.
+func TestFrozenExecutorIsLost(t *testing.T) {
+	for _, phase := range []Phase{PhaseIdle, PhasePrefill} {
+		synctest.Test(t, func(t *testing.T) {
+			hold := make(chan struct{})
+			l := &toyLauncher{prepare: func(e *toyExecutor) {
+				e.before = func(op sdk.Op) error {
+					if e.stage == 1 && isPrefill(op) {
+						<-hold
+					}
+					return nil
+				}
+			}}
+			p := startToy(t, toyConfig(t, 2, l))
+			defer closeToy(t, p)
+			ended := make(chan error, 1)
+			if phase != PhaseIdle {
+				go func() { ended <- wholeLife(t, p) }()
+				synctest.Wait()
+			}
+			begin, toy := time.Now(), l.executor(1)
+			toy.locked(func() { toy.frozen = true })
+			<-p.Done()
+			if took := time.Since(begin); took > 2500*time.Millisecond {
+				t.Errorf("in %s: lost after %v", phase, took)
+			}
+			if phase != PhaseIdle {
+				close(hold)
+				if err := <-ended; !errors.Is(err, p.Err()) {
+					t.Errorf("the caller got %v, want %v", err, p.Err())
+				}
+			}
+			e, ok := errors.AsType[*StageError](p.Err())
+			if !ok || e.Stage != 1 || e.Phase != phase || !strings.Contains(e.Error(), "does not answer") {
+				t.Errorf("in %s: got %v", phase, p.Err())
+			}
+			synctest.Wait()
+			toy.locked(func() {
+				if !toy.killed {
+					t.Errorf("in %s: the executor still stands there", phase)
+				}
+			})
+		})
+	}
+}
+
+// A host that stood still itself, so that all its deadlines passed at once, does not take its executors for dead.
+func TestOneMissedAnswerIsNoLoss(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		l := &toyLauncher{}
+		p := startToy(t, toyConfig(t, 1, l))
+		defer closeToy(t, p)
+		toy := l.executor(0)
+		toy.locked(func() { toy.frozen = true })
+		time.Sleep(1400 * time.Millisecond) // within the first question, which is asked at 500 ms
+		toy.locked(func() { toy.frozen = false })
+		time.Sleep(10 * time.Second)
+		if err := p.Err(); err != nil {
+			t.Error(err)
+		}
+	})
+}
+
+// An executor that answers but does not come forward is lost in the end; one with nothing to do may wait for ever.
+func TestStalledExecutorIsLost(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		hold := make(chan struct{})
+		p := startToy(t, toyConfig(t, 1, &toyLauncher{prepare: func(e *toyExecutor) {
+			e.before = func(op sdk.Op) error {
+				if isDecode(op) {
+					<-hold
+				}
+				return nil
+			}
+		}}))
+		defer closeToy(t, p)
+		time.Sleep(time.Hour)
+		begin := time.Now()
+		err := wholeLife(t, p)
+		if e, ok := errors.AsType[*StageError](err); !ok || e.Phase != PhaseDecode || !strings.Contains(e.Error(), "has not ended what it does for 10m") {
+			t.Errorf("got %v", err)
+		}
+		if took := time.Since(begin); took < 10*time.Minute || took > 11*time.Minute {
+			t.Errorf("lost after %v", took)
+		}
+		close(hold)
+	})
+}
+
+// A load is watched as well.
+func TestFrozenLoadIsGivenUp(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		l := &toyLauncher{prepare: onStage(1, func(e *toyExecutor) { e.frozen, e.stuckLoad = true, true })}
+		begin := time.Now()
+		_, err := Start(t.Context(), toyConfig(t, 2, l))
+		e, ok := errors.AsType[*StageError](err)
+		if !ok || e.Stage != 1 || e.Phase != PhaseLoad || !strings.Contains(e.Error(), "does not answer") {
+			t.Errorf("got %v", err)
+		}
+		if took := time.Since(begin); took > 2500*time.Millisecond {
+			t.Errorf("given up after %v", took)
+		}
+		for _, toy := range l.made {
+			if !toy.stopped || toy.killed != (toy.stage == 1) {
+				t.Errorf("stage %d: stopped %v, killed %v", toy.stage, toy.stopped, toy.killed)
+			}
+		}
+	})
+}
+
+// A stage that dies while another still loads ends the start.
+func TestDeathBeforeTheStartEnds(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		l := &toyLauncher{}
+		loading := make(chan struct{})
+		l.prepare = onStage(1, func(e *toyExecutor) { e.loading = loading })
+		ended := make(chan error)
+		go func() {
+			_, err := Start(t.Context(), toyConfig(t, 2, l))
+			ended <- err
+		}()
+		synctest.Wait() // stage 0 is loaded
+		l.executor(0).die()
+		synctest.Wait()
+		close(loading)
+		checkLost(t, <-ended, 0, PhaseIdle)
+	})
+}
+
+// slow makes every step of a toy take d, which it reports as computing time.
+func slow(l *toyLauncher, d time.Duration) {
+	l.prepare = func(e *toyExecutor) {
+		e.before = func(op sdk.Op) error {
+			if _, ok := op.(*sdk.Step); ok {
+				time.Sleep(d)
+			}
+			return nil
+		}
+		e.tamper = func(r *sdk.StepResult) { r.ComputeNanos = d.Nanoseconds() }
+	}
+}
+
+func TestBusyCountsComputing(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		l := &toyLauncher{}
+		slow(l, 10*time.Millisecond)
+		p := startToy(t, toyConfig(t, 2, l))
+		defer closeToy(t, p)
+		if err := wholeLife(t, p); err != nil { // two steps of prefill, two of decode
+			t.Fatal(err)
+		}
+		if got := p.Busy(); !slices.Equal(got, []time.Duration{40 * time.Millisecond, 40 * time.Millisecond}) {
+			t.Errorf("busy %v, want 40 ms each", got)
+		}
+	})
+}
+
+// transcript runs a few sequences and returns all that came back.
+func transcript(t *testing.T) (all []sdk.SeqResult) {
+	synctest.Test(t, func(t *testing.T) {
+		cfg := toyConfig(t, 3, &toyLauncher{})
+		cfg.MicroBatch = 2
+		p := startToy(t, cfg)
+		defer closeToy(t, p)
+		rng := rand.New(rand.NewPCG(12, 12))
+		var requests []*request
+		for range 5 {
+			r := newRequest(p, rng, 10)
+			if err := r.reserve(t.Context(), p); err != nil {
+				t.Fatal(err)
+			}
+			requests = append(requests, r)
+		}
+		for round := range 8 {
+			var steps []sdk.SeqStep
+			for i, r := range requests {
+				steps = append(steps, r.next(16))
+				if (round+i)%3 == 2 {
+					steps[i].Want = sdk.WantLogits
+				}
+			}
+			results, err := p.Step(t.Context(), steps)
+			if err != nil {
+				t.Fatal(err)
+			}
+			for i, r := range requests {
+				r.fed += len(steps[i].Tokens)
+				r.tokens = append(r.tokens, max(0, results[i].Token))
+			}
+			all = append(all, results...)
+		}
+	})
+	return all
+}
+
 func TestForkAndTruncate(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		l := &toyLauncher{}
@@ -728,14 +959,13 @@ func TestWrongAnswersAreCaught(t *testing.T) {
 	for name, c := range map[string]struct {
 		stage  int
 		tamper func(*sdk.StepResult)
-		phase  Phase
 	}{
-		"no results":     {1, func(r *sdk.StepResult) { r.Seqs = nil }, PhasePrefill},
-		"other sequence": {1, func(r *sdk.StepResult) { r.Seqs[0].Seq++ }, PhasePrefill},
-		"fewer rows":     {0, func(r *sdk.StepResult) { r.Hidden.Rows-- }, PhaseReceive},
-		"cut data":       {0, func(r *sdk.StepResult) { r.Hidden.Data = r.Hidden.Data[1:] }, PhaseReceive},
-		"other dtype":    {0, func(r *sdk.StepResult) { r.Hidden.Dtype = sdk.DtypeBFloat16 }, PhaseReceive},
-		"nothing":        {0, func(r *sdk.StepResult) { *r = sdk.StepResult{} }, PhaseReceive},
+		"no results":     {1, func(r *sdk.StepResult) { r.Seqs = nil }},
+		"other sequence": {1, func(r *sdk.StepResult) { r.Seqs[0].Seq++ }},
+		"fewer rows":     {0, func(r *sdk.StepResult) { r.Hidden.Rows-- }},
+		"cut data":       {0, func(r *sdk.StepResult) { r.Hidden.Data = r.Hidden.Data[1:] }},
+		"other dtype":    {0, func(r *sdk.StepResult) { r.Hidden.Dtype = sdk.DtypeBFloat16 }},
+		"nothing":        {0, func(r *sdk.StepResult) { *r = sdk.StepResult{} }},
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
@@ -747,13 +977,12 @@ func TestWrongAnswersAreCaught(t *testing.T) {
 				p := startToy(t, toyConfig(t, 2, l))
 				defer closeToy(t, p)
 				err := wholeLife(t, p)
-				if e, ok := errors.AsType[*StageError](err); !ok || e.Stage != 1 || e.Phase != c.phase {
-					t.Errorf("got %v, want a failure of stage 1 in %s", err, c.phase)
+				if e, ok := errors.AsType[*StageError](err); !ok || e.Stage != c.stage || e.Phase != PhasePrefill {
+					t.Errorf("got %v, want a failure of stage %d in prefill", err, c.stage)
 				}
 				if p.Err() != nil {
 					t.Errorf("the pipeline went down: %v", p.Err())
 				}
-				synctest.Wait()
 				checkEmpty(t, p, l)
 			})
 		})
@@ -815,7 +1044,7 @@ func TestStartReportsWhatEachStageHolds(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		l := &toyLauncher{}
 		cfg := toyConfig(t, 2, l)
-		cfg.MicroBatch, cfg.Threads, cfg.KVBudget, cfg.Dtype = 3, 4, 1000, sdk.DtypeFloat32
+		cfg.MicroBatch, cfg.Threads, cfg.KVBudgets, cfg.Dtype = 3, 4, []int64{1000, 500}, sdk.DtypeFloat32
 		var mu sync.Mutex
 		told := map[int]int64{}
 		cfg.Progress = func(stage int, p sdk.LoadProgress) {
@@ -841,7 +1070,7 @@ func TestStartReportsWhatEachStageHolds(t *testing.T) {
 		hidden := 16 * toyWidth * 4
 		wants := []sdk.LoadRequest{
 			{Dir: "toy", Family: "toy", Layers: sdk.LayerRange{Start: 0, End: 3}, HasEmbedding: true, Dtype: sdk.DtypeFloat32, Threads: 4, KVBudget: 1000, Region: sdk.RegionLayout{Slots: 2, OutBytes: hidden}},
-			{Dir: "toy", Family: "toy", Layers: sdk.LayerRange{Start: 3, End: 7}, HasHead: true, Dtype: sdk.DtypeFloat32, Threads: 4, KVBudget: 1000, Region: sdk.RegionLayout{Slots: 2, InBytes: hidden, OutBytes: 1216}},
+			{Dir: "toy", Family: "toy", Layers: sdk.LayerRange{Start: 3, End: 7}, HasHead: true, Dtype: sdk.DtypeFloat32, Threads: 4, KVBudget: 500, Region: sdk.RegionLayout{Slots: 2, InBytes: hidden, OutBytes: 1216}},
 		}
 		for i, want := range wants {
 			if got := l.executor(i).req; got != want {

@@ -85,7 +85,10 @@ func (s *servedToy) Region() *sdk.Region     { return s.client.Region() }
 func (s *servedToy) Enter(Phase)             {}
 func (s *servedToy) Done() <-chan struct{}   { return s.done }
 func (s *servedToy) Err() error              { return nil }
+func (s *servedToy) Kill() error             { return nil }
 func (s *servedToy) Explain(err error) error { return err }
+
+func (s *servedToy) Health(ctx context.Context) error { return s.client.Ping(ctx) }
 
 func (s *servedToy) Load(ctx context.Context, req sdk.LoadRequest, progress func(sdk.LoadProgress)) (*sdk.LoadReport, error) {
 	return s.client.Load(ctx, req, progress)

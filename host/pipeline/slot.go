@@ -10,13 +10,15 @@ type slot struct {
 	in    []byte
 	out   []byte
 	step  sdk.Step // what the slot's executor works on
+	lent  bool     // to a link, which reads a frame into it
 }
 
 // Release gives the slot back; the stage goes on with what waited for it. It is the Releaser of the frames that
-// the stage sends.
+// the stage sends, and of those that a link has read into the slot.
 func (s *slot) Release() {
 	s.stage.mu.Lock()
 	defer s.stage.unlock()
+	s.stage.endLoan(s)
 	s.stage.free = append(s.stage.free, s)
 	s.stage.advance()
 }

@@ -6,6 +6,8 @@ import (
 	"fmt"
 	"slices"
 	"sync"
+	"sync/atomic"
+	"time"
 
 	"github.com/mlxcel/mlxcel/host/schedule"
 	"github.com/mlxcel/mlxcel/sdk"
@@ -24,14 +26,18 @@ type stage struct {
 
 	answers chan struct{} // something was sent to the executor; holds one token
 	cancels chan uint64   // steps to give up
+	holding chan struct{} // a frame is held; holds one token
+	stuck   chan error    // the executor does not answer; holds one
+	busy    atomic.Int64  // nanoseconds that the executor has computed
 
 	mu        sync.Mutex
 	closed    bool
 	lastOrder uint64
 	queue     fifo[*entry]   // orders with something left to begin
 	plans     []*entry       // plans not finished, also those past the queue
-	held      []Frame        // frames that came before their plan
+	held      []heldFrame    // frames that came before their plan
 	sent      fifo[sentItem] // what the executor owes an answer to
+	progress  time.Time      // when the executor began what it is at
 	free      []*slot
 	spare     []*entry // to be used again
 	known     map[sdk.SeqID]struct{}
@@ -40,19 +46,32 @@ type stage struct {
 	effects   []effect
 	gone      chan struct{} // closed when the executor's connection is gone
 	goneErr   error         // set before
+	loans     sync.WaitGroup
+	lost      *StageError   // how the stage was lost
+	lostDone  chan struct{} // closed once lost is set
 }
+
+// heldFrame is a frame that waits for its plan.
+type heldFrame struct {
+	Frame
+	since time.Time
+}
+
+// planPatience is how long a frame waits for its plan.
+const planPatience = 3 * time.Second
 
 // stageConfig is what a stage is made of.
 type stageConfig struct {
 	epoch    uint64
 	index    int
+	node     string
 	stages   int
 	boundary sdk.Boundary
 	slots    int
 	executor Executor
 	steps    sdk.StepClient
-	next     Link // nil on the last stage
-	reporter Reporter
+	next     Link     // nil on the last stage
+	reporter Reporter // nil until the stage joins its pipeline
 }
 
 // entry is an order on its way through the stage.
@@ -60,6 +79,7 @@ type entry struct {
 	order   Order
 	queued  bool           // in the queue: something of it has not begun
 	machine schedule.Stage // of a plan
+	begun   int            // micro-batches before this one have begun or were given up
 	frames  []Frame        // by micro-batch: arrived and not taken in
 	ready   *slot          // holds the activations of the micro-batch to forward next
 }
@@ -90,9 +110,13 @@ func newStage(ctx context.Context, cfg stageConfig) *stage {
 		cfg: cfg, ctx: ctx, cancel: cancel,
 		answers: make(chan struct{}, 1),
 		cancels: make(chan uint64, cfg.slots),
+		holding: make(chan struct{}, 1),
+		stuck:   make(chan error, 1),
 		known:   map[sdk.SeqID]struct{}{},
 		gone:    make(chan struct{}),
 		phase:   PhaseIdle,
+
+		lostDone: make(chan struct{}),
 	}
 	region := cfg.executor.Region()
 	for i := range cfg.slots {
@@ -100,8 +124,21 @@ func newStage(ctx context.Context, cfg stageConfig) *stage {
 	}
 	s.wait.Go(s.collectAnswers)
 	s.wait.Go(s.giveUpSteps)
+	s.wait.Go(s.refuseOverdue)
+	s.wait.Go(s.superviseHealth)
 	s.wait.Go(s.watch)
 	return s
+}
+
+// join says where the stage's output goes. It comes before the first order and the first frame.
+func (s *stage) join(next Link, reporter Reporter) {
+	s.mu.Lock()
+	s.cfg.next, s.cfg.reporter = next, reporter
+	lost := s.lost
+	s.mu.Unlock()
+	if lost != nil {
+		reporter.Lost(s.cfg.epoch, lost)
+	}
 }
 
 // close ends the stage's goroutines. After it nothing of the stage touches a region, its own or a neighbour's, so
@@ -112,11 +149,18 @@ func (s *stage) close() error {
 	s.mu.Lock()
 	s.closed = true
 	for _, f := range s.held {
-		s.effects = append(s.effects, effect{release: f.Owner})
+		s.drop(f.Frame)
 	}
 	s.held = nil
+	for _, e := range s.plans {
+		for mb, f := range e.frames {
+			s.drop(f)
+			e.frames[mb] = Frame{}
+		}
+	}
 	s.unlock()
 	s.wait.Wait()
+	s.loans.Wait()
 	return err
 }
 
@@ -140,13 +184,70 @@ func (s *stage) Order(o Order) {
 
 // adoptHeld gives a plan the frames that came before it.
 func (s *stage) adoptHeld(e *entry) {
-	s.held = slices.DeleteFunc(s.held, func(f Frame) bool {
+	s.held = slices.DeleteFunc(s.held, func(f heldFrame) bool {
 		if f.Step == e.order.ID {
-			s.arrive(e, f)
+			s.arrive(e, f.Frame)
 			return true
 		}
 		return false
 	})
+}
+
+// refuseOverdue refuses frames whose plan does not come.
+func (s *stage) refuseOverdue() {
+	timer := time.NewTimer(planPatience)
+	defer timer.Stop()
+	for {
+		select {
+		case <-s.holding:
+		case <-timer.C:
+		case <-s.ctx.Done():
+			return
+		}
+		if next, any := s.overdue(time.Now()); any {
+			timer.Reset(next)
+		}
+	}
+}
+
+// overdue refuses the frames held too long and tells how long the oldest of the others may stay.
+func (s *stage) overdue(now time.Time) (next time.Duration, any bool) {
+	s.mu.Lock()
+	defer s.unlock()
+	for len(s.held) > 0 {
+		f := s.held[0]
+		if next = f.since.Add(planPatience).Sub(now); next > 0 {
+			return next, true
+		}
+		s.held = slices.Delete(s.held, 0, 1)
+		s.refuse(f.Frame, fmt.Errorf("a frame of step %d came, but not its plan within %v", f.Step, planPatience))
+	}
+	return 0, false
+}
+
+// claim is Stage's.
+func (s *stage) claim(t Tag, bytes int) ([]byte, Releaser) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.closed || t.Epoch != s.cfg.epoch || s.goneErr != nil || s.queue.len() == 0 || len(s.free) == 0 {
+		return nil, nil
+	}
+	e := *s.queue.front()
+	if e.order.ID != t.Step || e.order.Plan == nil || e.ready != nil || e.next() != t.MicroBatch || bytes > len(s.free[len(s.free)-1].in) {
+		return nil, nil
+	}
+	sl := s.takeSlot()
+	sl.lent = true
+	s.loans.Add(1)
+	return sl.in[:bytes:bytes], sl
+}
+
+// endLoan notes that no link writes into the slot any more.
+func (s *stage) endLoan(sl *slot) {
+	if sl.lent {
+		sl.lent = false
+		s.loans.Done()
+	}
 }
 
 // Send is Link's, for a stage before this one in the same process.
@@ -157,7 +258,11 @@ func (s *stage) Send(f Frame) {
 	case s.closed || f.Epoch != s.cfg.epoch:
 		s.drop(f)
 	case f.Step > s.lastOrder && len(s.held) < s.cfg.slots:
-		s.held = append(s.held, f)
+		s.held = append(s.held, heldFrame{f, time.Now()})
+		select {
+		case s.holding <- struct{}{}:
+		default:
+		}
 	case f.Step > s.lastOrder:
 		s.refuse(f, fmt.Errorf("a frame of step %d came before its plan, when %d such frames were held already", f.Step, len(s.held)))
 	default:
@@ -193,14 +298,19 @@ func (s *stage) checkFrame(plan *StepPlan, f Frame) error {
 	if want := plan.ids(f.MicroBatch); !slices.Equal(f.Seqs, want) {
 		return sdk.Errorf(sdk.CodeUnknownSequence, "a frame of sequences %d came where the plan has %d", f.Seqs, want)
 	}
+	return s.checkHidden(plan, f.MicroBatch, f.Hidden, "the stage before sent")
+}
+
+// checkHidden compares hidden rows with the plan.
+func (s *stage) checkHidden(plan *StepPlan, mb int, h sdk.Tensor, who string) error {
 	rows := 0
-	for _, seq := range plan.seqs(f.MicroBatch) {
+	for _, seq := range plan.seqs(mb) {
 		rows += len(seq.Tokens)
 	}
-	h, b := f.Hidden, s.cfg.boundary
+	b := s.cfg.boundary
 	if h.Rows != rows || h.Width != b.Width || h.Dtype != b.Dtype || len(h.Data) != rows*b.Width*b.Dtype.Size() {
-		return sdk.Errorf(sdk.CodeInvalid, "hidden rows [%d, %d] in %s (%d bytes) came, want [%d, %d] in %s",
-			h.Rows, h.Width, h.Dtype, len(h.Data), rows, b.Width, b.Dtype)
+		return sdk.Errorf(sdk.CodeInvalid, "%s hidden rows [%d, %d] in %s (%d bytes), want [%d, %d] in %s",
+			who, h.Rows, h.Width, h.Dtype, len(h.Data), rows, b.Width, b.Dtype)
 	}
 	return nil
 }
@@ -249,7 +359,7 @@ func (s *stage) advance() {
 // advancePlan begins what a plan allows and reports whether everything of it has begun.
 func (s *stage) advancePlan(e *entry) bool {
 	for !e.machine.AllBegun() {
-		if e.ready == nil && len(s.free) == 0 || s.goneErr != nil {
+		if e.ready == nil && len(s.free) == 0 && s.claimed(e.frames[e.next()]) == nil || s.goneErr != nil {
 			return false
 		}
 		switch a := e.machine.Next(); a.Kind {
@@ -264,16 +374,39 @@ func (s *stage) advancePlan(e *entry) bool {
 	return true
 }
 
-// receive copies a micro-batch's activations into a slot, the only copy between two stages.
+// next returns the first micro-batch that has not begun. There is one unless all have.
+func (e *entry) next() int {
+	for e.begun < len(e.frames)-1 && e.machine.Aborted(e.begun) {
+		e.begun++
+	}
+	return e.begun
+}
+
+// receive copies a micro-batch's activations into a slot, the only copy between two stages, unless they were read
+// into one.
 func (s *stage) receive(e *entry, a schedule.Action) {
 	f := e.frames[a.MicroBatch]
 	e.frames[a.MicroBatch] = Frame{}
-	sl := s.takeSlot()
-	sl.step.Hidden = f.Hidden
-	sl.step.Hidden.Data = sl.in[:copy(sl.in, f.Hidden.Data)]
-	s.drop(f)
+	sl := s.claimed(f)
+	if sl != nil {
+		s.endLoan(sl)
+		sl.step.Hidden = f.Hidden
+	} else {
+		sl = s.takeSlot()
+		sl.step.Hidden = f.Hidden
+		sl.step.Hidden.Data = sl.in[:copy(sl.in, f.Hidden.Data)]
+		s.drop(f)
+	}
 	e.ready = sl
 	s.must(e.machine.Finish(a))
+}
+
+// claimed returns the slot that a frame was read into; nil for a frame that lies elsewhere.
+func (s *stage) claimed(f Frame) *slot {
+	if sl, ok := f.Owner.(*slot); ok && sl.stage == s {
+		return sl
+	}
+	return nil
 }
 
 // forward sends a micro-batch to the executor.
@@ -283,6 +416,7 @@ func (s *stage) forward(e *entry, a schedule.Action) {
 		sl = s.takeSlot()
 	}
 	e.ready = nil
+	e.begun = a.MicroBatch + 1
 	phase := e.order.Plan.phase(a.MicroBatch)
 	s.nextStep++
 	sl.step = sdk.Step{ID: s.nextStep, Slot: sl.index, Seqs: e.order.Plan.seqs(a.MicroBatch), Hidden: sl.step.Hidden}
@@ -337,6 +471,7 @@ func (s *stage) forget(op sdk.Op) {
 func (s *stage) send(op sdk.Op, item sentItem) error {
 	if s.sent.len() == 0 {
 		s.enter(item.phase)
+		s.progress = time.Now()
 	}
 	pending, err := s.cfg.steps.Send(op)
 	if err != nil {
@@ -357,6 +492,7 @@ func (s *stage) send(op sdk.Op, item sentItem) error {
 // received takes the oldest sent item off the books.
 func (s *stage) received() {
 	s.sent.pop()
+	s.progress = time.Now()
 	if s.sent.len() > 0 {
 		s.enter(s.sent.front().phase)
 	} else {
@@ -450,6 +586,9 @@ func (s *stage) stepAnswered(item sentItem, result *sdk.StepResult, err error) (
 	if s.closed {
 		return nil, false
 	}
+	if result != nil {
+		s.busy.Add(result.ComputeNanos)
+	}
 	e, mb := item.entry, item.action.MicroBatch
 	aborted := e.machine.Aborted(mb)
 	if err == nil && !aborted {
@@ -475,7 +614,7 @@ func (s *stage) stepAnswered(item sentItem, result *sdk.StepResult, err error) (
 // checkResult refuses an answer that is not to the question. Logits are copied out of the slot.
 func (s *stage) checkResult(plan *StepPlan, mb int, r *sdk.StepResult) ([]sdk.SeqResult, error) {
 	if !s.isLast() {
-		return nil, nil // the receiver compares the hidden rows with its plan
+		return nil, s.checkHidden(plan, mb, r.Hidden, "the executor gave out")
 	}
 	ids := plan.ids(mb)
 	if len(r.Seqs) != len(ids) {
@@ -509,9 +648,27 @@ func (s *stage) giveUpSteps() {
 	}
 }
 
-// watch waits for the end of the executor and reports it.
+// superviseHealth watches for an executor that lives but stands still.
+func (s *stage) superviseHealth() {
+	if err := superviseHealth(s.ctx, s.cfg.executor, s.stalled); err != nil {
+		s.stuck <- err
+	}
+}
+
+// stalled is an error once the executor has worked on the same thing for too long.
+func (s *stage) stalled() error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.sent.len() == 0 || time.Since(s.progress) < stepPatience {
+		return nil
+	}
+	return fmt.Errorf("executor answers, but has not ended what it does for %v", stepPatience)
+}
+
+// watch waits for the end of the executor and reports it. An executor that stands still is ended.
 func (s *stage) watch() {
 	var err error
+	stuck := false
 	select {
 	case <-s.ctx.Done():
 		return
@@ -519,16 +676,28 @@ func (s *stage) watch() {
 		err = s.cfg.executor.Err()
 	case <-s.gone:
 		err = s.cfg.executor.Explain(s.goneErr)
+	case err = <-s.stuck:
+		stuck = true
 	}
 	if err == nil {
 		err = fmt.Errorf("%w: it ended without being asked to", sdk.ErrExecutorGone)
 	}
+	s.lose(err)
+	if stuck {
+		_ = s.cfg.executor.Kill() // Stop, which must follow, tells of one that can't be killed
+	}
+}
+
+// lose ends the stage and reports why.
+func (s *stage) lose(err error) {
 	s.mu.Lock()
 	s.markGone(err)
-	phase := s.phase
-	s.unlock()
-	if s.ctx.Err() == nil {
-		s.cfg.reporter.Lost(s.cfg.epoch, s.stageError(phase, err))
+	s.lost = s.stageError(s.phase, err)
+	reporter := s.cfg.reporter
+	s.mu.Unlock()
+	close(s.lostDone)
+	if reporter != nil && s.ctx.Err() == nil {
+		reporter.Lost(s.cfg.epoch, s.lost)
 	}
 }
 
@@ -569,6 +738,7 @@ func (s *stage) newEntry(o Order) *entry {
 	if o.Plan != nil {
 		n := o.Plan.MicroBatches()
 		e.machine.Reset(s.cfg.index, s.cfg.stages, n, s.cfg.slots)
+		e.begun = 0
 		e.frames = slices.Grow(e.frames[:0], n)[:n]
 		clear(e.frames)
 	}
@@ -626,7 +796,7 @@ func (s *stage) tag(e *entry, mb int) Tag {
 }
 
 func (s *stage) stageError(phase Phase, err error) *StageError {
-	return &StageError{Stage: s.cfg.index, Plugin: s.cfg.executor.Plugin(), Phase: phase, Err: err}
+	return &StageError{Stage: s.cfg.index, Node: s.cfg.node, Plugin: s.cfg.executor.Plugin(), Phase: phase, Err: err}
 }
 
 func (s *stage) isLast() bool { return s.cfg.index == s.cfg.stages-1 }

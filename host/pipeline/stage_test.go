@@ -8,6 +8,7 @@ import (
 	"strings"
 	"testing"
 	"testing/synctest"
+	"time"
 
 	"github.com/mlxcel/mlxcel/sdk"
 )
@@ -28,7 +29,7 @@ const benchEpoch = 3
 func newBench(t *testing.T) *bench {
 	b := &bench{t: t, toy: newToyExecutor(1), events: make(chan string, 100), released: make(chan string, 100)}
 	cfg := toyConfig(t, 2, &toyLauncher{}).withDefaults()
-	if _, err := b.toy.Load(t.Context(), cfg.loadRequest(cfg.Plan.Stages[1]), func(sdk.LoadProgress) {}); err != nil {
+	if _, err := b.toy.Load(t.Context(), cfg.LoadRequest(1), func(sdk.LoadProgress) {}); err != nil {
 		t.Fatal(err)
 	}
 	steps, err := b.toy.OpenSteps(t.Context())
@@ -154,6 +155,188 @@ func TestHeldFramesAreBounded(t *testing.T) {
 		b.send(b.frame(benchTag(6, 0), 12))
 		b.expect("failed 6.0: a frame of step 6 came before its plan")
 		b.expectReleased("6.0")
+	})
+}
+
+// A frame whose plan does not come is refused after 3 s.
+func TestOverdueFramesAreRefused(t *testing.T) {
+	onBench(t, func(t *testing.T, b *bench) {
+		b.send(b.frame(benchTag(4, 0), 10))
+		time.Sleep(2 * time.Second)
+		b.send(b.frame(benchTag(5, 0), 11))
+		time.Sleep(999 * time.Millisecond)
+		b.expect()
+		time.Sleep(time.Millisecond)
+		b.expect("failed 4.0: a frame of step 4 came, but not its plan within 3s")
+		b.expectReleased("4.0")
+		b.plan(5, 11)
+		b.expect("finished 5.0 for 11")
+		b.expectReleased("5.0")
+		time.Sleep(time.Minute)
+		b.expect()
+	})
+}
+
+// claim asks for the slot of a frame of so many rows.
+func (b *bench) claim(t Tag, rows int) ([]byte, Releaser) { return b.stage.claim(t, 16*rows) }
+
+// claimed makes a frame that was read into a claimed slot.
+func (b *bench) claimed(t Tag, seq sdk.SeqID) Frame {
+	b.t.Helper()
+	f := b.frame(t, seq)
+	into, owner := b.claim(t, 1)
+	if owner == nil {
+		b.t.Fatalf("no slot for %v", t)
+	}
+	copy(into, f.Hidden.Data)
+	f.Hidden.Data, f.Owner = into, owner
+	return f
+}
+
+// A frame that was read into the stage's own slot is computed where it lies.
+func TestClaimedSlotIsUsed(t *testing.T) {
+	onBench(t, func(t *testing.T, b *bench) {
+		b.plan(4, 10, 11)
+		b.plan(5, 12)
+		for _, f := range []struct {
+			tag Tag
+			seq sdk.SeqID
+		}{{benchTag(4, 0), 10}, {benchTag(4, 1), 11}, {benchTag(5, 0), 12}} {
+			b.send(b.claimed(f.tag, f.seq))
+			b.expect(fmt.Sprintf("finished %d.%d for %d", f.tag.Step, f.tag.MicroBatch, f.seq))
+		}
+		b.expectFree()
+	})
+}
+
+// expectFree: every slot is back, and none is lent.
+func (b *bench) expectFree() {
+	b.t.Helper()
+	synctest.Wait()
+	b.stage.mu.Lock()
+	defer b.stage.mu.Unlock()
+	for _, sl := range b.stage.free {
+		if sl.lent {
+			b.t.Error("a free slot is lent")
+		}
+	}
+	if len(b.stage.free) != 2 {
+		b.t.Errorf("%d slots are free, want 2", len(b.stage.free))
+	}
+}
+
+// A slot is lent only to a frame that would be taken in at once.
+func TestClaimsThatAreNotGranted(t *testing.T) {
+	onBench(t, func(t *testing.T, b *bench) {
+		claims := func(want bool, t Tag, rows int) {
+			b.t.Helper()
+			_, owner := b.claim(t, rows)
+			if (owner != nil) != want {
+				b.t.Errorf("a claim for %v of %d rows: granted %v", t, rows, !want)
+			}
+			if owner != nil {
+				owner.Release()
+			}
+		}
+		claims(false, benchTag(4, 0), 1) // no plan
+		b.plan(4, 10, 11)
+		b.plan(5, 12)
+		claims(true, benchTag(4, 0), 1)
+		claims(false, benchTag(4, 1), 1)
+		claims(false, benchTag(5, 0), 1)
+		claims(false, Tag{benchEpoch - 1, 4, 0}, 1)
+		claims(false, benchTag(4, 0), 1000) // larger than a slot
+		b.abort(4, 0)
+		claims(false, benchTag(4, 0), 1)
+		claims(true, benchTag(4, 1), 1)
+		_, first := b.claim(benchTag(4, 1), 1)
+		_, second := b.claim(benchTag(4, 1), 1)
+		claims(false, benchTag(4, 1), 1) // no slot is left
+		first.Release()
+		second.Release()
+		b.expect()
+		b.expectFree()
+	})
+}
+
+// Whatever becomes of a micro-batch while its frame is read, the slot comes back.
+func TestClaimedSlotComesBack(t *testing.T) {
+	for name, f := range map[string]func(b *bench){
+		"broken link": func(b *bench) { b.claimed(benchTag(4, 0), 10).Owner.Release() },
+		"aborted": func(b *bench) {
+			f := b.claimed(benchTag(4, 0), 10)
+			b.abort(4, 0)
+			b.send(f)
+		},
+		"other sequences": func(b *bench) {
+			f := b.claimed(benchTag(4, 0), 10)
+			f.Seqs = []sdk.SeqID{12}
+			b.send(f)
+			b.expect("failed 4.0: a frame of sequences [12]")
+		},
+		"came twice": func(b *bench) {
+			f, again := b.claimed(benchTag(4, 0), 10), b.claimed(benchTag(4, 0), 10)
+			b.send(f)
+			b.send(again)
+			synctest.Wait()
+			<-b.events
+			<-b.events
+		},
+		"all slots are read into": func(b *bench) {
+			f, other := b.claimed(benchTag(4, 0), 10), b.claimed(benchTag(4, 0), 10)
+			b.send(f)
+			b.expect("finished 4.0 for 10")
+			other.Owner.Release()
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			onBench(t, func(t *testing.T, b *bench) {
+				b.plan(4, 10, 11)
+				f(b)
+				b.expectFree()
+			})
+		})
+	}
+}
+
+// A stage does not close before the links have let go of its slots.
+func TestCloseWaitsForClaims(t *testing.T) {
+	onBench(t, func(t *testing.T, b *bench) {
+		b.plan(4, 10)
+		f := b.claimed(benchTag(4, 0), 10)
+		closed := make(chan error, 1)
+		go func() { closed <- b.stage.close() }()
+		synctest.Wait()
+		if len(closed) > 0 {
+			t.Error("the stage closed while a link read into its slot")
+		}
+		b.send(f)
+		if err := <-closed; err != nil {
+			t.Error(err)
+		}
+		if _, owner := b.claim(benchTag(4, 0), 1); owner != nil {
+			t.Error("a closed stage lent a slot")
+		}
+	})
+}
+
+// A stage that is lost before it joins its pipeline says so when it joins.
+func TestLossIsReportedOnJoining(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		l := &toyLauncher{}
+		s, err := StartStage(t.Context(), toyConfig(t, 2, l).withDefaults().stageConfig(1))
+		if err != nil {
+			t.Fatal(err)
+		}
+		l.executor(1).die()
+		<-s.Done()
+		checkLost(t, s.Err(), 1, PhaseIdle)
+		b := &bench{t: t, events: make(chan string, 10)}
+		s.Join(nil, b)
+		b.expect("lost: toy of stage 1 died in idle")
+		if err := s.Close(t.Context()); err != nil {
+			t.Error(err)
+		}
 	})
 }
 
@@ -323,6 +506,10 @@ func TestStepErrorText(t *testing.T) {
 	one := StepFailure{Seqs: []sdk.SeqID{1}, Err: &StageError{Stage: 1, Plugin: "toy", Phase: PhaseDecode, Err: errors.New("no room")}}
 	e := &StepError{Failures: []StepFailure{one, one}}
 	if got, want := e.Error(), "stage 1 (toy) failed in decode: no room (and 1 more micro-batches failed)"; got != want {
+		t.Errorf("got %q, want %q", got, want)
+	}
+	elsewhere := &StageError{Stage: 1, Node: "stage-1", Plugin: "llama", Phase: PhaseDecode, Err: errors.New("no room")}
+	if got, want := elsewhere.Error(), "stage 1 (stage-1, llama) failed in decode: no room"; got != want {
 		t.Errorf("got %q, want %q", got, want)
 	}
 }

@@ -101,12 +101,17 @@ type toyExecutor struct {
 	tamper  func(r *sdk.StepResult)
 	loadErr error
 	openErr error
+	// loading, where set, holds a load up until it is closed; stuckLoad until the load is given up.
+	loading   chan struct{}
+	stuckLoad bool
 
 	mu       sync.Mutex
 	queue    []toyCall
 	wake     chan struct{}
 	err      error // after done
-	deaf     bool  // the connection broke, the process lives
+	frozen   bool  // the process stands still
+	killed   bool
+	deaf     bool // the connection broke, the process lives
 	stopped  bool
 	seqs     map[sdk.SeqID]*toySequence
 	steps    int // carried out
@@ -151,6 +156,13 @@ func (e *toyExecutor) Load(ctx context.Context, req sdk.LoadRequest, progress fu
 	if ctx.Err() != nil {
 		return nil, context.Cause(ctx)
 	}
+	if e.loading != nil {
+		<-e.loading
+	}
+	if e.stuckLoad {
+		<-ctx.Done()
+		return nil, fmt.Errorf("load: %w", context.Cause(ctx))
+	}
 	if err := e.region.Map(req.Region); err != nil {
 		return nil, err
 	}
@@ -183,6 +195,24 @@ func (e *toyExecutor) Explain(err error) error {
 	}
 	<-e.done
 	return e.Err()
+}
+
+// Health does not return before its time where the toy is frozen, as a stopped process does not.
+func (e *toyExecutor) Health(ctx context.Context) error {
+	var frozen bool
+	e.locked(func() { frozen = e.frozen })
+	if !frozen {
+		return nil
+	}
+	<-ctx.Done()
+	return fmt.Errorf("toy of stage %d does not answer: %w", e.stage, ctx.Err())
+}
+
+// Kill is Executor's.
+func (e *toyExecutor) Kill() error {
+	e.locked(func() { e.killed = true })
+	e.end(errors.New("killed"))
+	return nil
 }
 
 func (e *toyExecutor) Stop(context.Context) error {
@@ -451,10 +481,14 @@ func toyConfig(t testing.TB, stages int, l *toyLauncher) Config {
 	return Config{Plan: plan, Profile: profile, Launcher: l, ModelDir: "toy", PrefillChunk: 16}
 }
 
-// startToy starts a pipeline that is closed when the test ends.
+// startToy starts a pipeline: in this process, or as OverLinks says.
 func startToy(t testing.TB, cfg Config) *Pipeline {
 	t.Helper()
-	p, err := Start(t.Context(), cfg)
+	start := Start
+	if overLinks != nil {
+		start = overLinks
+	}
+	p, err := start(t.Context(), cfg)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -466,4 +500,13 @@ func closeToy(t testing.TB, p *Pipeline) {
 	if err := p.Close(context.Background()); err != nil {
 		t.Errorf("close: %v", err)
 	}
+}
+
+// stagesOf returns the stages of a pipeline, wherever they run.
+func stagesOf(p *Pipeline) []*Stage {
+	stages := p.running
+	for _, r := range p.remote {
+		stages = append(stages, r.Port.(PortTo).Stage)
+	}
+	return stages
 }
