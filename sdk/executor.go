@@ -103,6 +103,7 @@ type ModelProfile struct {
 	Embedding     int64 // token embedding
 	Head          int64 // final norm and output projection; a tied projection counts here too
 	Tied          bool  // the output projection is the embedding matrix
+	TiedBytes     int64 // of Head, that lie within Embedding too: a stage with both holds them once; 0 unless Tied
 	Adjacency     []AdjacencyGroup
 	Boundary      Boundary
 	ContextLength int    // positions, config.json's max_position_embeddings; 0 when unbounded

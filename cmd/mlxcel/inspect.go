@@ -85,10 +85,7 @@ func printInspection(w io.Writer, found *engine.Inspection) {
 
 // totals sums weights, a tied head once, and KV bytes per token.
 func totals(p *sdk.ModelProfile) (weights, kv int64) {
-	weights = p.Embedding + p.Head
-	if p.Tied {
-		weights = max(p.Embedding, p.Head)
-	}
+	weights = p.Embedding + p.Head - p.TiedBytes
 	for _, l := range p.Layers {
 		weights += l.Weights
 		kv += l.KVBytesPerToken
@@ -136,7 +133,7 @@ func inspectionJSON(found *engine.Inspection) map[string]any {
 		}
 		total, perToken := totals(p)
 		out["profile"] = map[string]any{
-			"layers": layers, "embedding_bytes": p.Embedding, "head_bytes": p.Head, "tied": p.Tied, "weight_bytes": total,
+			"layers": layers, "embedding_bytes": p.Embedding, "head_bytes": p.Head, "tied": p.Tied, "tied_bytes": p.TiedBytes, "weight_bytes": total,
 			"kv_bytes_per_token": perToken, "quantization": p.Quantization, "context_length": p.ContextLength,
 			"vocab_size": p.VocabSize, "hidden_size": p.HiddenSize, "exact": p.Exact,
 			"boundary": map[string]any{"width": p.Boundary.Width, "dtype": p.Boundary.Dtype.String()},

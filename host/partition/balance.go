@@ -3,6 +3,7 @@ package partition
 import (
 	"math"
 	"slices"
+	"sort"
 
 	"github.com/mlxcel/mlxcel/sdk"
 )
@@ -291,49 +292,165 @@ func (c *cutter) fits(s, start int, taken []int64, l limits) bool {
 // What is still equal is told apart by the earlier cuts, so that the same model gives the same plan everywhere.
 func (c *cutter) balance(objective Objective) []sdk.LayerRange {
 	l := noLimits()
-	if !c.reach(l) {
-		return nil
-	}
-	first := c.trace(l)
+	var ok bool
 	if objective == ObjectiveSpeed {
-		l.slowest = c.leastTime(l, c.slowest(first))
-		l.most = c.leastMost(l)
-	} else {
-		l.most = c.leastMost(l)
+		if l.slowest, ok = c.leastTime(l); ok {
+			l.most, ok = c.leastMost(l)
+		}
+	} else if l.most, ok = c.leastMost(l); ok {
 		l.least = c.mostLeast(l)
 	}
-	if !c.reach(l) {
+	if !ok || !c.reach(l) {
 		return nil
 	}
 	return c.trace(l)
 }
 
-// leastMost returns the smallest limit of the heaviest stage that a cut keeps to. One exists under l.
-func (c *cutter) leastMost(l limits) int64 {
-	total := c.total()
-	return smallest(total/int64(c.stages), total, func(v int64) bool {
-		l.most = v
-		return c.reach(l)
-	})
+// The best value of a limit is the load or the time of some stage, so the searches below halve what is left of the values
+// and then go on to the next that a stage can have: of those there are few. They begin near the mean, since a search under
+// tight limits is much shorter.
+
+// leastMost returns the smallest limit of the heaviest stage that a cut keeps to; false if none keeps to l.
+func (c *cutter) leastMost(l limits) (int64, bool) {
+	low, total := c.heavier(c.total()/int64(c.stages)-1), c.total()
+	l.most = low
+	for step := low/16 + 1; !c.reach(l); step = multiply(step, 4) {
+		if l.most >= total {
+			return 0, false
+		}
+		low = c.heavier(l.most)
+		l.most = add(l.most, step)
+	}
+	heaviest := func() int64 { return slices.Max(c.loads(c.trace(l))) }
+	high := heaviest()
+	for low < high {
+		if l.most = low + (high-low)/2; c.reach(l) {
+			high = heaviest()
+		} else {
+			low = c.heavier(l.most)
+		}
+	}
+	return high, true
 }
 
-// mostLeast returns the largest limit of the lightest stage that a cut keeps to. One exists under l.
+// mostLeast returns the largest limit of the lightest stage that a cut keeps to. One must keep to l.
 func (c *cutter) mostLeast(l limits) int64 {
-	average := c.total() / int64(c.stages)
-	return average - smallest(0, average, func(v int64) bool {
-		l.least = average - v
-		return c.reach(l)
-	})
+	if !c.reach(l) {
+		return l.least
+	}
+	lightest := func() int64 { return slices.Min(c.loads(c.trace(l))) }
+	low, high := lightest(), c.lighter(c.total()/int64(c.stages)+1)
+	for low < high {
+		if l.least = high - (high-low)/2; c.reach(l) {
+			low = lightest()
+		} else {
+			high = c.lighter(l.least)
+		}
+	}
+	return low
 }
 
-// leastTime returns the smallest limit of the slowest stage that a cut keeps to, given one that is kept to. Floats
-// that are not negative sort as their bits do, so that it is found exactly.
-func (c *cutter) leastTime(l limits, enough float64) float64 {
-	bits := smallest(0, int64(math.Float64bits(enough)), func(v int64) bool {
-		l.slowest = math.Float64frombits(uint64(v))
-		return c.reach(l)
-	})
-	return math.Float64frombits(uint64(bits))
+// leastTime returns the smallest limit of the slowest stage that a cut keeps to; false if none keeps to l.
+func (c *cutter) leastTime(l limits) (float64, bool) {
+	all := float64(c.sum[c.layers()] + c.read)
+	low, longest := c.slower(all/c.speed[c.stages]/roundingSlack), all/slices.Min(c.speeds)*roundingSlack
+	l.slowest = low
+	for step := low / 16; !c.reach(l); step *= 4 {
+		if l.slowest >= longest {
+			return 0, false
+		}
+		low = c.slower(l.slowest)
+		l.slowest += max(step, 1)
+	}
+	high := c.slowest(c.trace(l))
+	for low < high {
+		if l.slowest = low + (high-low)/2; l.slowest == high { // nothing lies between
+			l.slowest = low
+		}
+		if c.reach(l) {
+			high = c.slowest(c.trace(l))
+		} else {
+			low = c.slower(l.slowest)
+		}
+	}
+	return high, true
+}
+
+func (c *cutter) loads(ranges []sdk.LayerRange) []int64 {
+	out := make([]int64, len(ranges))
+	for s, r := range ranges {
+		out[s] = c.bytes(s, r.Start, r.End)
+	}
+	return out
+}
+
+func (c *cutter) slowest(ranges []sdk.LayerRange) (t float64) {
+	for s, r := range ranges {
+		t = max(t, c.time(s, r.Start, r.End))
+	}
+	return t
+}
+
+// heavier returns the smallest load above v that a stage can have; the largest number if there is none.
+func (c *cutter) heavier(v int64) int64 {
+	best := int64(math.MaxInt64)
+	for _, s := range c.kinds() {
+		for start := range c.starts(s) {
+			if end := c.firstEnd(s, start, func(end int) bool { return c.bytes(s, start, end) > v }); end <= c.layers() {
+				best = min(best, c.bytes(s, start, end))
+			}
+		}
+	}
+	return best
+}
+
+// lighter returns the largest load below v that a stage can have; 0 if there is none.
+func (c *cutter) lighter(v int64) (best int64) {
+	for _, s := range c.kinds() {
+		for start := range c.starts(s) {
+			end := c.firstEnd(s, start, func(end int) bool { return c.bytes(s, start, end) >= v }) - 1
+			if end > start && (s < c.stages-1 || end == c.layers()) {
+				best = max(best, c.bytes(s, start, end))
+			}
+		}
+	}
+	return best
+}
+
+// slower returns the smallest time above v that a stage can have; infinity if there is none.
+func (c *cutter) slower(v float64) float64 {
+	best := math.Inf(1)
+	for s := range c.stages {
+		for start := range c.starts(s) {
+			if end := c.firstEnd(s, start, func(end int) bool { return c.time(s, start, end) > v }); end <= c.layers() {
+				best = min(best, c.time(s, start, end))
+			}
+		}
+	}
+	return best
+}
+
+// kinds returns one stage of each kind that prices layers its own way: the first, one between, the last.
+func (c *cutter) kinds() []int {
+	return slices.Compact([]int{0, min(1, c.stages-1), c.stages - 1})
+}
+
+// starts is how many layers stage s may begin with, counted from the first.
+func (c *cutter) starts(s int) int {
+	if s == 0 {
+		return 1
+	}
+	return c.layers()
+}
+
+// firstEnd returns the first layer that may follow a stage s from start on for which ok holds, one past the end if there is
+// none. ok holds from some layer on.
+func (c *cutter) firstEnd(s, start int, ok func(end int) bool) int {
+	n, from := c.layers(), start+1
+	if s == c.stages-1 {
+		from = n
+	}
+	return from + sort.Search(n+1-from, func(i int) bool { return ok(from + i) })
 }
 
 // leastExtra returns the most even of the cuts that fit once every budget is raised by as few bytes as possible.
@@ -343,18 +460,10 @@ func (c *cutter) leastExtra() []sdk.LayerRange {
 		l.extra = v
 		return c.reach(l)
 	})
-	l.most = c.leastMost(l)
-	if !c.reach(l) {
+	if l.most, _ = c.leastMost(l); !c.reach(l) {
 		return nil
 	}
 	return c.trace(l)
-}
-
-func (c *cutter) slowest(ranges []sdk.LayerRange) (t float64) {
-	for s, r := range ranges {
-		t = max(t, c.time(s, r.Start, r.End))
-	}
-	return t
 }
 
 // smallest returns the smallest number in [low, high] for which ok holds. It must hold for high, and from some number on.

@@ -83,8 +83,8 @@ func (r *reference) loads(ranges []sdk.LayerRange) []int64 {
 	}
 	out[0] += r.Profile.Embedding
 	head := r.Profile.Head
-	if r.Profile.Tied && len(ranges) == 1 {
-		head = max(0, head-r.Profile.Embedding)
+	if len(ranges) == 1 {
+		head -= r.Profile.TiedBytes
 	}
 	out[len(out)-1] += head
 	return out
@@ -108,8 +108,8 @@ func (r *reference) within(loads []int64) bool {
 func (r *reference) slowest(ranges []sdk.LayerRange) (slowest float64) {
 	read := r.loads(ranges)
 	read[0] -= r.Profile.Embedding // a row of it
-	if r.Profile.Tied && len(ranges) == 1 {
-		read[0] += r.Profile.Head - max(0, r.Profile.Head-r.Profile.Embedding)
+	if len(ranges) == 1 {
+		read[0] += r.Profile.TiedBytes
 	}
 	for s, bytes := range read {
 		slowest = max(slowest, float64(bytes)/r.Speeds[s])
@@ -207,7 +207,7 @@ func describe(r Request) string {
 func TestNewEqualsBruteForceOnAllSmallCases(t *testing.T) {
 	for layers := 1; layers <= 4; layers++ {
 		for sizes := range 1 << layers {
-			profile := &sdk.ModelProfile{Embedding: 1, Head: 2, Tied: sizes%3 == 0}
+			profile := &sdk.ModelProfile{Embedding: 1, Head: 2, TiedBytes: int64(sizes % 2)}
 			for i := range layers {
 				profile.Layers = append(profile.Layers, sdk.LayerProfile{Weights: int64(1 + sizes>>i&1*2)})
 			}
@@ -269,7 +269,8 @@ func TestNewEqualsBruteForceOnRandomModels(t *testing.T) {
 
 func randomRequest(rng *rand.Rand) Request {
 	n := 1 + rng.IntN(9)
-	p := &sdk.ModelProfile{Embedding: rng.Int64N(30), Head: rng.Int64N(40), Tied: rng.IntN(2) == 0}
+	p := &sdk.ModelProfile{Embedding: rng.Int64N(30), Head: rng.Int64N(40)}
+	p.TiedBytes = rng.Int64N(1 + min(p.Embedding, p.Head))
 	for range n {
 		p.Layers = append(p.Layers, sdk.LayerProfile{
 			Weights: rng.Int64N(5) * 7, KVBytesPerToken: rng.Int64N(3), KVWindow: rng.IntN(2) * rng.IntN(5), StateBytes: rng.Int64N(4),
@@ -407,6 +408,8 @@ func TestRefusesBadProfiles(t *testing.T) {
 	for name, p := range map[string]sdk.ModelProfile{
 		"negative weights": {Layers: []sdk.LayerProfile{{Weights: -1}}},
 		"negative head":    {Layers: []sdk.LayerProfile{{}}, Head: -1},
+		"negative tied":    {Layers: []sdk.LayerProfile{{}}, Embedding: 2, Head: 1, TiedBytes: -1},
+		"more tied":        {Layers: []sdk.LayerProfile{{}}, Embedding: 2, Head: 1, TiedBytes: 2},
 		"group outside":    {Layers: []sdk.LayerProfile{{}, {}}, Adjacency: []sdk.AdjacencyGroup{{Source: 0, Consumer: 2}}},
 		"group reversed":   {Layers: []sdk.LayerProfile{{}, {}}, Adjacency: []sdk.AdjacencyGroup{{Source: 1, Consumer: 0}}},
 	} {
@@ -435,7 +438,7 @@ func TestGivesUpOnTooManyWays(t *testing.T) {
 // gemma4E2B has the shape of Gemma 4 e2b: layers 15 to 34 read the cache of layer 13 (sliding) or 14 (full), and have
 // MLPs of twice the width.
 func gemma4E2B() *sdk.ModelProfile {
-	p := &sdk.ModelProfile{Embedding: 280 << 20, Head: 280 << 20, Tied: true, Quantization: "affine 4-bit group 64"}
+	p := &sdk.ModelProfile{Embedding: 280 << 20, Head: 280 << 20, Tied: true, TiedBytes: 280 << 20, Quantization: "affine 4-bit group 64"}
 	for i := range 35 {
 		l := sdk.LayerProfile{Kind: "sliding-attention", Weights: 22 << 20, KVBytesPerToken: 512, KVWindow: 512}
 		if i%5 == 4 {

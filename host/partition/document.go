@@ -30,6 +30,7 @@ type DocumentModel struct {
 	Embedding     int64           `json:"embedding_bytes"`
 	Head          int64           `json:"head_bytes"`
 	Tied          bool            `json:"tied"`
+	TiedBytes     int64           `json:"tied_bytes"` // of head and embedding both
 	Adjacency     []DocumentGroup `json:"adjacency_groups"`
 	ContextLength int             `json:"context_length"` // 0 when unbounded
 	Quantization  string          `json:"quantization"`
@@ -101,7 +102,7 @@ func NewDocument(r Request, p *Plan, fits Fits) *Document {
 func documentModel(r Request) DocumentModel {
 	p := r.Profile
 	m := DocumentModel{
-		Layers: []DocumentLayer{}, Embedding: p.Embedding, Head: p.Head, Tied: p.Tied, Adjacency: []DocumentGroup{},
+		Layers: []DocumentLayer{}, Embedding: p.Embedding, Head: p.Head, Tied: p.Tied, TiedBytes: p.TiedBytes, Adjacency: []DocumentGroup{},
 		ContextLength: p.ContextLength, Quantization: p.Quantization, Exact: p.Exact,
 	}
 	for _, l := range p.Layers {

@@ -91,10 +91,10 @@ func newPrices(profile *sdk.ModelProfile, demand Demand, stages int) *prices {
 }
 
 // headBytes is what the head adds to the last of the stages. A tied projection is the embedding matrix: a single
-// stage holds it once, of more stages the first and the last both.
+// stage holds it once; of more stages the first and the last hold it both.
 func headBytes(profile *sdk.ModelProfile, stages int) int64 {
-	if profile.Tied && stages == 1 {
-		return max(0, profile.Head-profile.Embedding)
+	if stages == 1 {
+		return profile.Head - profile.TiedBytes
 	}
 	return profile.Head
 }
@@ -162,6 +162,9 @@ func checkProfile(p *sdk.ModelProfile) error {
 	}
 	if p.Embedding < 0 || p.Head < 0 {
 		return &ProfileError{p.Family, fmt.Sprintf("embedding of %d and head of %d bytes", p.Embedding, p.Head)}
+	}
+	if p.TiedBytes < 0 || p.TiedBytes > min(p.Embedding, p.Head) {
+		return &ProfileError{p.Family, fmt.Sprintf("embedding of %d and head of %d bytes have %d in common", p.Embedding, p.Head, p.TiedBytes)}
 	}
 	for _, g := range p.Adjacency {
 		if g.Source < 0 || g.Source > g.Consumer || g.Consumer >= n {

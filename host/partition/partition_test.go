@@ -53,6 +53,9 @@ func model(t *testing.T, d *datadriven.TestData) *sdk.ModelProfile {
 	d.MaybeScanArgs(t, "each", &each)
 	d.MaybeScanArgs(t, "embedding", &p.Embedding)
 	d.MaybeScanArgs(t, "head", &p.Head)
+	if p.Tied {
+		p.TiedBytes = min(p.Embedding, p.Head)
+	}
 	for range layers {
 		layer.Weights = each
 		p.Layers = append(p.Layers, layer)

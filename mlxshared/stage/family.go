@@ -38,7 +38,6 @@ type Shape struct {
 	Carried       int                  // elements of nn.Pass.Carried in each row; 0 for none
 	Vocab         int                  // rows of the output projection
 	Context       int                  // positions; 0 when unbounded
-	Tied          bool                 // by the config; profiles tell what Head asks for
 	EmbeddingPath string               // module whose values' type is the checkpoint's own dtype
 	Names         weights.Names        // tensors that the family leaves aside
 	Adjacency     []sdk.AdjacencyGroup // layers that must share a stage

@@ -34,6 +34,7 @@ type plan struct {
 	embedding    int64 // bytes
 	layers       []layerPlan
 	head         int64
+	tied         int64 // of head, within embedding
 	quantization string
 }
 
@@ -126,7 +127,7 @@ func (o *opened) makePlan(dtype sdk.Dtype) error {
 	head := &nn.Builder{Loader: o.loader(nil), Dtype: o.dtype} // a loader of its own: a tied projection counts again
 	o.model.Head(head)
 	o.plan.head = head.Bytes()
-	o.shape.Tied = shown < o.plan.head
+	o.plan.tied = o.plan.head - shown
 	return head.Err()
 }
 
@@ -169,7 +170,7 @@ func (e *Executor) Inspect(_ context.Context, req sdk.InspectRequest) (*sdk.Mode
 func (o *opened) profile() *sdk.ModelProfile {
 	p := &sdk.ModelProfile{
 		Family: o.family.Info().Name, ModelType: o.modelType,
-		Embedding: o.plan.embedding, Head: o.plan.head, Tied: o.shape.Tied,
+		Embedding: o.plan.embedding, Head: o.plan.head, Tied: o.plan.tied > 0, TiedBytes: o.plan.tied,
 		Adjacency: o.shape.Adjacency, Boundary: o.boundary(),
 		ContextLength: o.shape.Context, VocabSize: o.shape.Vocab, HiddenSize: o.shape.Width,
 		Quantization: o.plan.quantization, Exact: o.store != nil,

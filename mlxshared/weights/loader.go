@@ -1,8 +1,10 @@
 package weights
 
 import (
+	"cmp"
 	"context"
 	"fmt"
+	"maps"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -43,7 +45,7 @@ type Loader struct {
 	used     map[string]bool // names in the checkpoint
 	matrices map[string]*mlx.Matrix
 	dtypes   map[string]mlx.Dtype // of matrices' values, by path
-	packed   []string             // distinct quantizations, in the order met
+	packed   map[string]int64     // elements of the matrices, by quantization
 	arrays   []mlx.Array
 
 	// Loaded, if set, is called after every tensor with its name and the bytes so far.
@@ -54,7 +56,7 @@ type Loader struct {
 
 // NewLoader makes a Loader.
 func NewLoader(o Options) *Loader {
-	return &Loader{o: o, counted: map[string]bool{}, used: map[string]bool{}, matrices: map[string]*mlx.Matrix{}, dtypes: map[string]mlx.Dtype{}}
+	return &Loader{o: o, counted: map[string]bool{}, used: map[string]bool{}, matrices: map[string]*mlx.Matrix{}, dtypes: map[string]mlx.Dtype{}, packed: map[string]int64{}}
 }
 
 // Err is the first failure.
@@ -72,12 +74,15 @@ func (l *Loader) Exact() bool { return l.o.Store != nil }
 // Planning reports that arrays are zero because nothing is read.
 func (l *Loader) Planning() bool { return l.o.Scope == nil }
 
-// Quantization lists the ways in which the matrices given out are packed, "none" if none is.
+// Quantization lists the ways in which the matrices given out are packed, that of the most weights first; "none" if none is.
 func (l *Loader) Quantization() string {
 	if len(l.packed) == 0 {
 		return "none"
 	}
-	return strings.Join(l.packed, ", ")
+	ways := slices.SortedFunc(maps.Keys(l.packed), func(a, b string) int {
+		return cmp.Or(cmp.Compare(l.packed[b], l.packed[a]), strings.Compare(a, b))
+	})
+	return strings.Join(ways, ", ")
 }
 
 // Free releases every array given out. Nothing may use them any more.
@@ -246,7 +251,7 @@ func (l *Loader) packedMatrix(path string, shape []int, q Quantization) *mlx.Mat
 		m.Scales = l.tensor(path+".scales", []string{"U8"}, groups...)
 		l.dtypes[path] = mlx.BFloat16
 	}
-	l.note(q)
+	l.packed[q.String()] += elements(shape)
 	return m
 }
 
@@ -255,12 +260,6 @@ func last[T any](s []T) T { return s[len(s)-1] }
 // withLast is shape with another last dimension.
 func withLast(shape []int, n int) []int {
 	return append(slices.Clone(shape[:len(shape)-1]), n)
-}
-
-func (l *Loader) note(q Quantization) {
-	if s := q.String(); !slices.Contains(l.packed, s) {
-		l.packed = append(l.packed, s)
-	}
 }
 
 // estimateMatrix counts what mlx_lm.convert would write.
@@ -281,7 +280,7 @@ func (l *Loader) estimateMatrix(path string, shape []int) *mlx.Matrix {
 		l.count(path+".scales", groups)
 		l.dtypes[path] = mlx.BFloat16
 	}
-	l.note(*q)
+	l.packed[q.String()] += elements
 	return &mlx.Matrix{}
 }
 

@@ -137,7 +137,7 @@ func (a *kimiConfig) readExperts(c *config.Object) {
 
 func (a *kimiConfig) Shape() stage.Shape {
 	s := stage.Shape{
-		Layers: a.NumHiddenLayers, Width: a.HiddenSize, Vocab: a.VocabSize, Context: a.MaxPositionEmbeddings, Tied: a.TieWordEmbeddings,
+		Layers: a.NumHiddenLayers, Width: a.HiddenSize, Vocab: a.VocabSize, Context: a.MaxPositionEmbeddings,
 		EmbeddingPath: kimiPrefix + embedPath,
 		Names: weights.Names{
 			DropContains: []string{"vision_tower.", "vision_model.", "multi_modal_projector.", "mm_projector.", "mtp."},

@@ -140,7 +140,7 @@ func (t *text) layerPath(i int) string { return fmt.Sprintf("%smodel.layers.%d",
 // shape is what the stage must know; families add to it.
 func (t *text) shape() stage.Shape {
 	return stage.Shape{
-		Layers: t.NumHiddenLayers, Width: t.HiddenSize, Vocab: t.VocabSize, Context: t.MaxPositionEmbeddings, Tied: t.TieWordEmbeddings,
+		Layers: t.NumHiddenLayers, Width: t.HiddenSize, Vocab: t.VocabSize, Context: t.MaxPositionEmbeddings,
 		EmbeddingPath: t.embedPath(),
 		Names: weights.Names{
 			DropContains: append(towers(), "self_attn.rotary_emb."),

@@ -61,7 +61,7 @@ func checkWidth(c *config.Object, key string, width int) {
 func (h *hybrid) Shape() stage.Shape {
 	s := stage.Shape{
 		Layers: h.NumHiddenLayers, Width: h.HiddenSize, Vocab: h.VocabSize, Context: h.MaxPositionEmbeddings,
-		Tied: h.TieWordEmbeddings, EmbeddingPath: h.embedPath, Names: h.names,
+		EmbeddingPath: h.embedPath, Names: h.names,
 	}
 	if h.TieWordEmbeddings {
 		s.Names.DropContains = append(s.Names.DropContains, "lm_head.weight")

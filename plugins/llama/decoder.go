@@ -67,7 +67,7 @@ const (
 func (d *decoder) Shape() stage.Shape {
 	s := stage.Shape{
 		Layers: d.NumHiddenLayers, Width: d.HiddenSize, Vocab: d.VocabSize, Context: d.MaxPositionEmbeddings,
-		Tied: d.TieWordEmbeddings, EmbeddingPath: d.prefix + embedPath, Names: d.names,
+		EmbeddingPath: d.prefix + embedPath, Names: d.names,
 	}
 	if d.TieWordEmbeddings {
 		s.Names.Drop = append(s.Names.Drop, d.prefix+headPath+".weight")

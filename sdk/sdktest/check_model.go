@@ -82,6 +82,9 @@ func checkInspect(ctx context.Context, r *rig) error {
 	if !p.Exact {
 		return errors.New("the profile is estimated, though the weights are there")
 	}
+	if p.Tied != (p.TiedBytes > 0) || p.TiedBytes > min(p.Embedding, p.Head) {
+		return fmt.Errorf("tied is %v with %d bytes in common of an embedding of %d and a head of %d", p.Tied, p.TiedBytes, p.Embedding, p.Head)
+	}
 	for i, l := range p.Layers {
 		if l.Kind == "" || l.Weights < 1 {
 			return fmt.Errorf("layer %d has the kind %q and %d bytes of weights", i, l.Kind, l.Weights)
@@ -157,8 +160,8 @@ func (r *rig) weightBytes(layers sdk.LayerRange) int64 {
 	if head {
 		n += r.profile.Head
 	}
-	if embedding && head && r.profile.Tied {
-		n -= r.profile.Embedding // one matrix serves both
+	if embedding && head {
+		n -= r.profile.TiedBytes // one matrix serves both
 	}
 	return n
 }

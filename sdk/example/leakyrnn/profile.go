@@ -31,6 +31,9 @@ func profile(dir string) (*sdk.ModelProfile, error) {
 		Quantization:  "none",
 		Exact:         exact,
 	}
+	if c.Tied {
+		p.TiedBytes = matrix
+	}
 	for i := range c.Layers {
 		layer := sdk.LayerProfile{Kind: "leaky-integrator", KVBytesPerToken: c.stateBytes()}
 		for _, s := range c.layerSpecs(i) {

@@ -622,6 +622,7 @@ type ModelProfile struct {
 	HiddenSize    int64                  `protobuf:"varint,11,opt,name=hidden_size,json=hiddenSize,proto3" json:"hidden_size,omitempty"`
 	Quantization  string                 `protobuf:"bytes,12,opt,name=quantization,proto3" json:"quantization,omitempty"`
 	Exact         bool                   `protobuf:"varint,13,opt,name=exact,proto3" json:"exact,omitempty"`
+	TiedBytes     int64                  `protobuf:"varint,14,opt,name=tied_bytes,json=tiedBytes,proto3" json:"tied_bytes,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -745,6 +746,13 @@ func (x *ModelProfile) GetExact() bool {
 		return x.Exact
 	}
 	return false
+}
+
+func (x *ModelProfile) GetTiedBytes() int64 {
+	if x != nil {
+		return x.TiedBytes
+	}
+	return 0
 }
 
 type LayerProfile struct {
@@ -3476,7 +3484,7 @@ const file_mlxcel_executor_v1_executor_proto_rawDesc = "" +
 	"\aimports\x18\b \x03(\tR\aimports\"S\n" +
 	"\x0eInspectRequest\x12\x10\n" +
 	"\x03dir\x18\x01 \x01(\tR\x03dir\x12/\n" +
-	"\x05dtype\x18\x02 \x01(\x0e2\x19.mlxcel.executor.v1.DtypeR\x05dtype\"\xe2\x03\n" +
+	"\x05dtype\x18\x02 \x01(\x0e2\x19.mlxcel.executor.v1.DtypeR\x05dtype\"\x81\x04\n" +
 	"\fModelProfile\x12\x16\n" +
 	"\x06family\x18\x01 \x01(\tR\x06family\x12\x1d\n" +
 	"\n" +
@@ -3494,7 +3502,9 @@ const file_mlxcel_executor_v1_executor_proto_rawDesc = "" +
 	"\vhidden_size\x18\v \x01(\x03R\n" +
 	"hiddenSize\x12\"\n" +
 	"\fquantization\x18\f \x01(\tR\fquantization\x12\x14\n" +
-	"\x05exact\x18\r \x01(\bR\x05exact\"\xa7\x01\n" +
+	"\x05exact\x18\r \x01(\bR\x05exact\x12\x1d\n" +
+	"\n" +
+	"tied_bytes\x18\x0e \x01(\x03R\ttiedBytes\"\xa7\x01\n" +
 	"\fLayerProfile\x12\x12\n" +
 	"\x04kind\x18\x01 \x01(\tR\x04kind\x12\x18\n" +
 	"\aweights\x18\x02 \x01(\x03R\aweights\x12+\n" +
