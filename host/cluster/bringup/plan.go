@@ -1,0 +1,229 @@
+package bringup
+
+import (
+	"errors"
+	"fmt"
+	"reflect"
+	"slices"
+	"strings"
+
+	"github.com/mlxcel/mlxcel/host/cluster"
+	"github.com/mlxcel/mlxcel/host/partition"
+	"github.com/mlxcel/mlxcel/sdk"
+)
+
+// Demand is what a cluster is planned for.
+type Demand struct {
+	Pipeline  partition.PipelineConfig // its Size is that of the topology; Layers cuts by hand
+	Context   int                      // --ctx: tokens of each sequence; 0 takes partition.PlanningContext
+	Sequences int                      // --parallel: sequences at once; 0 means 1
+	KVBudgets []int64                  // --kv-budget: bytes of each stage, or one for all; nil takes what the weights leave
+	Headroom  *partition.Headroom      // --memory-headroom: left free of what devices report; nil is the default
+	Objective partition.Objective      // --pp-objective; empty means memory
+	Speeds    []float64                // --stage-speed
+}
+
+// Plan is a cluster's cut of its model.
+type Plan struct {
+	*partition.Plan
+	Profile   *sdk.ModelProfile
+	Family    sdk.Family
+	Identity  cluster.Identity // that all hold
+	Demand    partition.Demand
+	KVBudgets []int64 // bytes of each stage that all sequences' state may use together; 0 sets no limit
+}
+
+// offerer is what the coordinator's own host has of the model.
+type offerer struct {
+	identity  *cluster.Identity // nil where it has no copy: the first node's counts
+	executors []sdk.Description // for messages
+}
+
+// agree checks that the nodes can make one pipeline, and returns every reason why they can't, each a *NodeError.
+func (o offerer) agree(nodes []cluster.Node, learned []Learned) error {
+	var faults []error
+	refused := func(i int, r *cluster.Refusal) {
+		faults = append(faults, &NodeError{Stage: i, Node: nodes[i].ID, Address: nodes[i].Address, Phase: PhaseLearned, Err: r})
+	}
+	for i, l := range learned {
+		if l.Profile == nil || l.Family.PlanOnly || !l.Family.Pipeline && len(nodes) > 1 {
+			refused(i, o.incapable(l, learned))
+		}
+	}
+	if faults != nil {
+		return errors.Join(faults...) // without a profile of each there is nothing to compare
+	}
+	first := learned[0]
+	want := first.Identity
+	if o.identity != nil {
+		want = *o.identity
+		if want.Layers == 0 { // no executor here that could count them
+			want.Layers = first.Identity.Layers
+		}
+	}
+	for i, l := range learned {
+		if diff := want.Diff(l.Identity); len(diff) > 0 {
+			refused(i, cluster.RefuseModel(diff))
+			continue
+		}
+		switch {
+		case l.Device.Kind != first.Device.Kind:
+			refused(i, cluster.RefuseAccelerator(first.Device.Kind, l.Device.Kind))
+		case l.Family.Name != first.Family.Name:
+			refused(i, o.incapable(l, learned))
+		case !reflect.DeepEqual(l.Profile, first.Profile):
+			refused(i, &cluster.Refusal{
+				Code: cluster.CodeCapability,
+				Reason: fmt.Sprintf("pipeline capability mismatch: the executor profiles the model differently from that of %s: boundary %d × %s, want %d × %s",
+					nodes[0].ID, l.Profile.Boundary.Width, l.Profile.Boundary.Dtype, first.Profile.Boundary.Width, first.Profile.Boundary.Dtype),
+				Remedy: "give every node the same --dtype, and install the same version of the executor on all",
+			})
+		}
+	}
+	return errors.Join(faults...)
+}
+
+// incapable refuses a peer that can't run a stage of its model. The family is the name that the other peers resolved.
+func (o offerer) incapable(l Learned, all []Learned) *cluster.Refusal {
+	c := cluster.Capability{Family: l.Family.Name, ModelType: l.ModelType, Folder: strings.Join(l.Folders, " or "), There: l.Executors, Here: o.executors}
+	for _, other := range all {
+		if other.Profile != nil && other.ModelType == l.ModelType {
+			c.Family, c.Plugin = other.Family.Name, other.Plugin
+			break
+		}
+	}
+	if c.Family == "" {
+		c.Family = l.ModelType
+	}
+	return cluster.RefuseCapability(c)
+}
+
+// makePlan cuts the model for the nodes' memory as it is.
+func makePlan(d Demand, topology *cluster.Config, learned []Learned) (*Plan, error) {
+	nodes := topology.Stages()
+	first := learned[0]
+	p := &Plan{
+		Profile: first.Profile, Family: first.Family, Identity: first.Identity,
+		Demand: partition.Demand{Context: d.Context, Sequences: max(1, d.Sequences)},
+	}
+	if p.Demand.Context == 0 {
+		p.Demand.Context = partition.PlanningContext(p.Profile)
+	}
+	cfg := d.Pipeline
+	if cfg.Layers == nil {
+		stages := len(nodes)
+		cfg.Size = &stages
+	}
+	r, err := cfg.Request(partition.Request{
+		Profile: p.Profile, Demand: p.Demand, Hardware: hardware(d.headroom(), topology, nodes, learned),
+		Objective: d.Objective, Speeds: d.Speeds, Quantizations: p.Family.Quantizations,
+	})
+	if err != nil {
+		return nil, err
+	}
+	if p.Plan, err = partition.New(r); err != nil {
+		return nil, err
+	}
+	p.KVBudgets, err = kvBudgets(p.Plan, d.KVBudgets)
+	return p, err
+}
+
+func (d Demand) headroom() partition.Headroom {
+	if d.Headroom != nil {
+		return *d.Headroom
+	}
+	return partition.DefaultHeadroom()
+}
+
+// hardware gives each stage the memory of its machine: what the operator lets it use, else what its device reports, which the
+// stages on one machine share.
+func hardware(headroom partition.Headroom, topology *cluster.Config, nodes []cluster.Node, learned []Learned) partition.Hardware {
+	var h partition.Hardware
+	shared := map[string]int{} // machine to memory
+	for i, n := range nodes {
+		place := partition.Place{DeviceID: n.ID, Memory: len(h.Memories)}
+		if stated := topology.Memory(n); stated > 0 {
+			h.Memories = append(h.Memories, partition.Memory{Name: n.ID, Budget: stated})
+		} else if at, ok := shared[learned[i].Machine]; ok && learned[i].Machine != "" {
+			place.Memory = at
+		} else {
+			shared[learned[i].Machine] = place.Memory
+			h.Memories = append(h.Memories, machineMemory(headroom, topology, nodes, learned, i))
+		}
+		h.Stages = append(h.Stages, place)
+	}
+	return h
+}
+
+// machineMemory is what the stages without stated memory on the machine of stage i share.
+func machineMemory(headroom partition.Headroom, topology *cluster.Config, nodes []cluster.Node, learned []Learned, i int) partition.Memory {
+	var names []string
+	var stages int
+	var stated int64
+	device := learned[i].Device
+	for j, l := range learned {
+		if j != i && (l.Machine == "" || l.Machine != learned[i].Machine) {
+			continue
+		}
+		stages++
+		if bytes := topology.Memory(nodes[j]); bytes > 0 {
+			stated += bytes
+			continue
+		}
+		names = append(names, nodes[j].ID)
+		device.TotalMemory, device.FreeMemory = min(device.TotalMemory, l.Device.TotalMemory), min(device.FreeMemory, l.Device.FreeMemory)
+	}
+	m := partition.Memory{Name: strings.Join(names, "+"), Budget: deviceBudget(headroom, device, stages)}
+	if m.Budget < partition.Unlimited {
+		m.Budget = max(1, m.Budget-stated)
+	}
+	return m
+}
+
+// deviceBudget is what so many stages on a device may use of it now: all but the headroom, and no more than is free.
+func deviceBudget(headroom partition.Headroom, d sdk.Device, stages int) int64 {
+	if d.TotalMemory <= 0 {
+		return partition.Unlimited
+	}
+	budget := headroom.Of(d.TotalMemory, stages)
+	if d.FreeMemory > 0 {
+		budget = min(budget, d.FreeMemory)
+	}
+	return max(1, budget)
+}
+
+// kvBudgets returns the bytes that the sequences' state may use on each stage: what was given, else what the weights leave
+// of the stage's memory, which stages with one memory share as they need it.
+func kvBudgets(plan *partition.Plan, given []int64) ([]int64, error) {
+	out := make([]int64, len(plan.Stages))
+	switch len(given) {
+	case 0:
+	case 1:
+		for i := range out {
+			out[i] = given[0]
+		}
+		return out, nil
+	case len(out):
+		return slices.Clone(given), nil
+	default:
+		return nil, fmt.Errorf("--kv-budget gives %d sizes for %d stages: give one for each, or one for all", len(given), len(out))
+	}
+	for i, s := range plan.Stages {
+		if !s.Limited() {
+			continue
+		}
+		left, need, sharers := s.BudgetBytes, int64(0), int64(0)
+		for _, o := range plan.Stages {
+			if o.Memory == s.Memory {
+				left, need, sharers = left-o.Load.Weights, need+o.Load.KV+o.Load.State, sharers+1
+			}
+		}
+		own := s.Load.KV + s.Load.State
+		if need == 0 {
+			out[i] = max(1, left/sharers)
+			continue
+		}
+		out[i] = max(1, own, int64(float64(left)*(float64(own)/float64(need))))
+	}
+	return out, nil
+}
