@@ -24,7 +24,9 @@ import (
 )
 
 func testMetrics() *metrics.Metrics {
-	return metrics.New("test", func() (batch.Status, bool) { return batch.Status{}, false })
+	return metrics.New("test", metrics.Source{
+		Status: func() (batch.Status, bool) { return batch.Status{}, false }, Busy: func() []time.Duration { return nil },
+	})
 }
 
 // events reads a stream: the data of each event, with the event's name before it where it has one.

@@ -293,7 +293,7 @@ func (s *Server) props(w http.ResponseWriter, _ *http.Request) *Error {
 	d := s.cfg.Sampling
 	out := map[string]any{
 		"model": m.IDs[0], "context_length": m.Scheduler.Limit(), "total_slots": m.Scheduler.Status().MaxActive, "vocab_size": m.VocabSize,
-		"chat_template": templateSource(m.Template), "stages": m.Stages, "device": m.Device, "numerics": m.numerics(), "version": s.cfg.Version,
+		"chat_template": templateSource(m.Template), "stages": m.Stages, "numerics": m.numerics(), "version": s.cfg.Version,
 		"default_generation_settings": map[string]any{
 			"temperature": d.Temperature, "top_p": d.TopP, "top_k": d.TopK, "min_p": d.MinP, "repetition_penalty": d.RepetitionPenalty,
 			"presence_penalty": d.PresencePenalty, "frequency_penalty": d.FrequencyPenalty, "max_tokens": s.cfg.DefaultMaxTokens,

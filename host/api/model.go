@@ -2,6 +2,7 @@ package api
 
 import (
 	"context"
+	"slices"
 	"time"
 
 	"github.com/mlxcel/mlxcel/host/batch"
@@ -19,7 +20,6 @@ type Model struct {
 	Template  *chat.Template // nil when the model has none
 	Scheduler Scheduler
 	Stages    []Stage
-	Device    string // "cpu", "metal" or "cuda"; empty when it is not known
 
 	speller *speller // set by SetModel
 }
@@ -29,7 +29,8 @@ type Stage struct {
 	Stage  int    `json:"stage"`
 	Layers string `json:"layers"` // inclusive, as --pp-layers takes them
 	Plugin string `json:"plugin"`
-	Bytes  int64  `json:"bytes"` // held
+	Bytes  int64  `json:"bytes"`  // held
+	Device string `json:"device"` // "cpu", "metal" or "cuda"; empty when it is not known
 }
 
 // numerics tells what answers do not depend on, bit for bit, for /props.
@@ -39,9 +40,10 @@ type numerics struct {
 	ChunkInvariant bool `json:"chunk_invariant"` // how the prompt is cut into steps
 }
 
-// numerics promises what holds on the device: elsewhere than on the CPU, MLX picks its kernels by the shape of the batch.
+// numerics promises what holds on every stage's device: elsewhere than on the CPU, MLX picks its kernels by the shape of the
+// batch.
 func (m *Model) numerics() numerics {
-	cpu := m.Device == deviceCPU
+	cpu := len(m.Stages) > 0 && !slices.ContainsFunc(m.Stages, func(s Stage) bool { return s.Device != deviceCPU })
 	return numerics{SplitInvariant: true, BatchInvariant: cpu, ChunkInvariant: cpu}
 }
 

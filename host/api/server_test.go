@@ -7,6 +7,7 @@ import (
 	"net"
 	"net/http"
 	"net/http/httptest"
+	"slices"
 	"strings"
 	"testing"
 
@@ -64,16 +65,29 @@ func TestPaths(t *testing.T) {
 
 // What is not promised on a device must not be claimed.
 func TestPropsTellWhatIsPromised(t *testing.T) {
-	for device, invariant := range map[string]bool{"cpu": true, "metal": false, "cuda": false, "": false} {
+	for _, tc := range []struct {
+		devices   []string // by stage
+		invariant bool
+	}{
+		{[]string{"cpu"}, true},
+		{[]string{"cpu", "cpu"}, true},
+		{[]string{"metal"}, false},
+		{[]string{"cpu", "cuda"}, false},
+		{[]string{"cpu", ""}, false},
+		{nil, false},
+	} {
 		r := newRig(t)
-		r.model.Device = device
+		r.model.Stages = nil
+		for i, device := range tc.devices {
+			r.model.Stages = append(r.model.Stages, Stage{Stage: i, Device: device})
+		}
 		var got struct {
-			Device   string
+			Stages   []Stage
 			Numerics numerics
 		}
 		w := r.do(http.MethodGet, "/props", "")
-		if err := json.Unmarshal(w.Body.Bytes(), &got); err != nil || got.Device != device || got.Numerics != (numerics{true, invariant, invariant}) {
-			t.Errorf("%s: %s", device, w.Body)
+		if err := json.Unmarshal(w.Body.Bytes(), &got); err != nil || !slices.Equal(got.Stages, r.model.Stages) || got.Numerics != (numerics{true, tc.invariant, tc.invariant}) {
+			t.Errorf("%q: %s", tc.devices, w.Body)
 		}
 	}
 }

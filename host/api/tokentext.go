@@ -1,7 +1,6 @@
 package api
 
 import (
-	"strconv"
 	"strings"
 	"sync"
 	"unicode/utf8"
@@ -45,8 +44,8 @@ func (s *speller) spell(id int32) spelling {
 	}
 	text := stream.Push(id) + stream.Flush()
 	if strings.ContainsRune(text, utf8.RuneError) { // part of a character
-		if raw := rawBytes(s.tokenizer.Token(id)); raw != nil {
-			return spelling{text, raw}
+		if raw, ok := s.tokenizer.Bytes(id); ok {
+			return spelling{text, ints(raw)}
 		}
 	}
 	return spelling{text, ints([]byte(text))}
@@ -58,39 +57,4 @@ func ints(b []byte) []int {
 		out[i] = int(c)
 	}
 	return out
-}
-
-// rawBytes returns the bytes of a token that is spelled in a byte alphabet: <0xHH> (SentencePiece's byte fallback) or
-// GPT-2's printable stand-ins; nil if it is in neither.
-func rawBytes(token string) []int {
-	if hex, ok := strings.CutPrefix(token, "<0x"); ok && len(hex) == 3 {
-		if b, err := strconv.ParseUint(hex[:2], 16, 8); err == nil && hex[2] == '>' {
-			return []int{int(b)}
-		}
-	}
-	var out []int
-	for _, r := range token {
-		b, ok := standInFor(r)
-		if !ok {
-			return nil
-		}
-		out = append(out, b)
-	}
-	return out
-}
-
-// standInFor returns the byte that a character of GPT-2's alphabet stands for. Printable bytes stand for themselves, the
-// others are numbered from U+0100 in the order of their values.
-func standInFor(r rune) (b int, ok bool) {
-	switch {
-	case r >= '!' && r <= '~', r >= 0xa1 && r <= 0xac, r >= 0xae && r <= 0xff:
-		return int(r), true
-	case r >= 0x100 && r <= 0x120: // 0x00 to 0x20
-		return int(r - 0x100), true
-	case r >= 0x121 && r <= 0x142: // 0x7f to 0xa0
-		return int(r-0x121) + 0x7f, true
-	case r == 0x143:
-		return 0xad, true
-	}
-	return 0, false
 }

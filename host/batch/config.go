@@ -46,6 +46,9 @@ type Config struct {
 	Relaunch         func(ctx context.Context) (Runtime, error)
 	RelaunchAttempts int           // in a row; 0 means 5
 	RelaunchBackoff  time.Duration // before the second attempt, doubling up to a minute; 0 means 1 s
+	// RefuseWhileLost ends the waiting requests of a lost runtime with an *UnavailableError, and refuses new ones until it
+	// is back: for a runtime whose return nobody can promise. Off, they wait, each until its deadline.
+	RefuseWhileLost bool
 
 	Clock  Clock        // nil means the system's
 	Logger hclog.Logger // nil means none

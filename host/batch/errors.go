@@ -66,14 +66,20 @@ func (e *FailedError) Error() string {
 
 func (e *FailedError) Unwrap() error { return e.Err }
 
-// UnavailableError refuses requests because the pipeline was lost and could not be brought up again. A server answers
-// it with 503.
+// UnavailableError refuses requests because the pipeline was lost. A server answers it with 503.
 type UnavailableError struct {
-	Attempts int
-	Err      error // of the last attempt, or why the pipeline was lost where none was made
+	Relaunching bool  // it is being started again
+	Attempts    int   // to start it again, all in vain
+	Err         error // of the last attempt, or why the pipeline was lost where none has ended
 }
 
 func (e *UnavailableError) Error() string {
+	switch {
+	case e.Relaunching:
+		return fmt.Sprintf("the model is not available until a lost stage is back: %v", e.Err)
+	case e.Attempts == 0:
+		return fmt.Sprintf("the model is not available, and nobody asked for it to be started again: %v", e.Err)
+	}
 	return fmt.Sprintf("the model is not available after %d attempts to start it again: %v", e.Attempts, e.Err)
 }
 

@@ -61,6 +61,8 @@ func (s *Scheduler) refusal(ctx context.Context) error {
 		return ErrDraining
 	case s.failure != nil:
 		return s.failure
+	case s.outage != nil:
+		return s.outage
 	}
 	return context.Cause(ctx)
 }
@@ -158,6 +160,10 @@ func (s *Scheduler) lose(now time.Time, err error) {
 	case s.cfg.Relaunch == nil:
 		s.fail(now, &UnavailableError{Err: err})
 	default:
+		if s.cfg.RefuseWhileLost {
+			s.outage = &UnavailableError{Relaunching: true, Err: err}
+			s.core.endAll(now, s.outage)
+		}
 		s.work.Go(s.relaunch)
 	}
 }
@@ -198,6 +204,7 @@ func (s *Scheduler) adopt(now time.Time, rt Runtime) {
 	if s.closed {
 		return
 	}
+	s.outage = nil
 	s.begin(now, rt)
 	s.core.counters.Relaunches++
 	s.cfg.Logger.Info("the pipeline is back")

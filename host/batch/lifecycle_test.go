@@ -99,6 +99,44 @@ func TestLossAndRelaunch(t *testing.T) {
 	})
 }
 
+// Where nobody can promise that the stage comes back, nobody waits for it.
+func TestLossRefusesUntilItIsBack(t *testing.T) {
+	back := make(chan struct{})
+	config := func() Config {
+		cfg := configFor(newFake(2))
+		cfg.MaxActive, cfg.RefuseWhileLost = 1, true
+		cfg.Relaunch = func(context.Context) (Runtime, error) {
+			<-back
+			return newFake(2), nil
+		}
+		return cfg
+	}
+	bubble(t, config, func(t *testing.T, s *Scheduler) {
+		running := submit(t, s, Request{Prompt: prompt(10), MaxTokens: 1000})
+		waiting := submit(t, s, Request{Prompt: prompt(5), MaxTokens: 5})
+		time.Sleep(time.Second)
+		s.cfg.Runtime.(*fakeRuntime).lose(stageError(1))
+		_, err := running.Wait(nil)
+		if failed, ok := errors.AsType[*FailedError](err); !ok || !failed.Lost {
+			t.Errorf("the running request: %v", err)
+		}
+		unavailable := func(who string, err error) {
+			e, ok := errors.AsType[*UnavailableError](err)
+			if stage, named := errors.AsType[*pipeline.StageError](err); !ok || !e.Relaunching || !named || stage.Stage != 1 {
+				t.Errorf("the %s request: %v, want the loss of stage 1", who, err)
+			}
+		}
+		_, err = waiting.Wait(nil)
+		unavailable("waiting", err)
+		_, err = s.Submit(context.Background(), Request{Prompt: prompt(5), MaxTokens: 5})
+		unavailable("new", err)
+		unavailable("health's", s.Healthy(time.Now()))
+		close(back)
+		synctest.Wait()
+		answer(t, s, Request{Prompt: prompt(30), MaxTokens: 10})
+	})
+}
+
 func TestLossForGood(t *testing.T) {
 	for _, c := range []struct {
 		name     string

@@ -45,6 +45,7 @@ type Scheduler struct {
 	jobs     map[*job]struct{} // not ended
 	lastID   uint64
 	failure  error // why there will be no runtime any more
+	outage   error // why no request is taken while there is none
 	draining bool
 	closed   bool
 	drained  chan struct{} // closed once draining is through

@@ -31,6 +31,7 @@ type Status struct {
 	LastStep   time.Duration // of the latest step that ended
 	Progress   time.Time     // when work last made progress, or began to wait for it
 	Expected   time.Duration // that the longest step in flight should take; 0 where nothing was measured
+	Outage     error         // why requests are refused, an *UnavailableError that names the lost stage; nil while they are not
 	Counters   Counters
 }
 
@@ -74,7 +75,10 @@ func (s *Scheduler) Status() Status {
 	c := s.core
 	out := Status{
 		State: s.state(), QueueDepth: len(c.queue), MaxQueue: c.cfg.maxQueue, MaxActive: c.cfg.maxActive, InFlight: len(c.flights),
-		KV: c.ledger.Usage(), LastStep: c.lastStep, Progress: c.progress, Counters: c.counters,
+		KV: c.ledger.Usage(), LastStep: c.lastStep, Progress: c.progress, Outage: s.outage, Counters: c.counters,
+	}
+	if s.failure != nil {
+		out.Outage = s.failure
 	}
 	out.Counters.Rejections = maps.Clone(c.counters.Rejections)
 	for _, j := range c.active {
@@ -109,11 +113,18 @@ type UnhealthyError struct {
 	Stalled time.Duration // since work last made progress; 0 where State says it all
 	Allowed time.Duration // that it may take
 	Waiting int           // requests that wait or run
+	Outage  error         // Status.Outage
 }
+
+// Unwrap returns the outage.
+func (e *UnhealthyError) Unwrap() error { return e.Outage }
 
 func (e *UnhealthyError) Error() string {
 	if e.Stalled > 0 {
 		return fmt.Sprintf("no step has ended for %v, with %d requests at work; %v is the most that it should take", e.Stalled.Round(time.Millisecond), e.Waiting, e.Allowed)
+	}
+	if e.Outage != nil {
+		return fmt.Sprintf("the scheduler is %s: %v", e.State, e.Outage)
 	}
 	return fmt.Sprintf("the scheduler is %s", e.State)
 }
@@ -130,7 +141,7 @@ func (s *Scheduler) Healthy(now time.Time) error { return s.Status().Healthy(now
 
 // Healthy is Scheduler.Healthy for a snapshot.
 func (s Status) Healthy(now time.Time) error {
-	e := &UnhealthyError{State: s.State, Allowed: max(leastStall, stallFactor*s.Expected), Waiting: s.QueueDepth + len(s.Active)}
+	e := &UnhealthyError{State: s.State, Allowed: max(leastStall, stallFactor*s.Expected), Waiting: s.QueueDepth + len(s.Active), Outage: s.Outage}
 	if s.State != StateReady {
 		return e
 	}

@@ -42,8 +42,18 @@ var (
 	tokenBuckets = []float64{0.001, 0.0025, 0.005, 0.01, 0.015, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.25, 0.5, 1, 2.5, 5}
 )
 
-// New makes a registry. status returns the scheduler's, and false while there is none.
-func New(version string, status func() (batch.Status, bool)) *Metrics {
+// Source is what is asked when Prometheus asks.
+type Source struct {
+	Status func() (batch.Status, bool) // of the scheduler; false while there is none
+	Busy   func() []time.Duration      // that each stage has computed since its start; nil while there is none
+	Now    func() time.Time            // default time.Now
+}
+
+// New makes a registry.
+func New(version string, from Source) *Metrics {
+	if from.Now == nil {
+		from.Now = time.Now
+	}
 	registry := prometheus.NewRegistry()
 	m := &Metrics{
 		handler: promhttp.HandlerFor(registry, promhttp.HandlerOpts{}),
@@ -65,7 +75,7 @@ func New(version string, status func() (batch.Status, bool)) *Metrics {
 	build := prometheus.NewGauge(prometheus.GaugeOpts{
 		Name: "mlxcel_build_info", Help: "1, with the version.", ConstLabels: prometheus.Labels{"version": version}})
 	build.Set(1)
-	registry.MustRegister(m.requests, m.took, m.queued, m.first, m.gap, m.prompt, m.answer, build, schedulerCollector{status},
+	registry.MustRegister(m.requests, m.took, m.queued, m.first, m.gap, m.prompt, m.answer, build, schedulerCollector{from.Status}, &busyCollector{busy: from.Busy, now: from.Now},
 		collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
 	return m
 }

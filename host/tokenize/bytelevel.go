@@ -30,16 +30,16 @@ func toByteChars(s string, b *strings.Builder) string {
 	return b.String()[begin:]
 }
 
-// fromByteChars returns the bytes that a token's characters stand for; a token with any other character, such as an
-// added one, stands for itself.
-func fromByteChars(token string) string {
+// fromByteChars returns the bytes that a token's characters stand for. A token with any other character, such as an added
+// one, stands for itself, and is told by false.
+func fromByteChars(token string) (string, bool) {
 	b := make([]byte, 0, len(token))
 	for _, r := range token {
 		c, ok := charBytes[r]
 		if !ok {
-			return token
+			return token, false
 		}
 		b = append(b, c)
 	}
-	return string(b)
+	return string(b), true
 }

@@ -139,8 +139,9 @@ func (s *metaspaceStage) flush(func(string)) {}
 type byteLevelStage struct{ rest string }
 
 func (s *byteLevelStage) push(token string, emit func(string)) {
+	bytes, _ := fromByteChars(token)
 	var text string
-	text, s.rest = lossyPrefix(s.rest + fromByteChars(token))
+	text, s.rest = lossyPrefix(s.rest + bytes)
 	if text != "" {
 		emit(text)
 	}

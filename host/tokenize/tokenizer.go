@@ -234,5 +234,18 @@ func (t *Tokenizer) Token(id int32) string {
 	return t.tokens[id].content
 }
 
+// Bytes returns what a token stands for that is spelled in a byte alphabet: <0xHH>, which SentencePiece falls back to, or
+// GPT-2's printable characters. It is false for a token in neither.
+func (t *Tokenizer) Bytes(id int32) ([]byte, bool) {
+	token := t.Token(id)
+	if b, ok := byteToken(token); ok {
+		return []byte{b}, true
+	}
+	if b, ok := fromByteChars(token); ok && b != "" {
+		return []byte(b), true
+	}
+	return nil, false
+}
+
 // IsSpecial reports whether id is an added token that is marked special.
 func (t *Tokenizer) IsSpecial(id int32) bool { return t.known(id) && t.tokens[id].special }

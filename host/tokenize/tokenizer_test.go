@@ -48,6 +48,34 @@ func TestEncodeDecode(t *testing.T) {
 	}
 }
 
+func TestBytes(t *testing.T) {
+	for _, c := range []struct {
+		file, token string
+		want        string
+		ok          bool
+	}{
+		{"byte_fallback.json", "<0xC3>", "\xc3", true},
+		{"byte_fallback.json", "<0x0A>", "\n", true},
+		{"byte_fallback.json", "▁hello", "", false},
+		{"byte_fallback.json", "no such token", "", false},
+		{"byte_level.json", "Ġ", " ", true},
+		{"byte_level.json", "Ċ", "\n", true},
+		{"byte_level.json", "ł", "\xa0", true},
+		{"byte_level.json", "Ń", "\xad", true},
+		{"byte_level.json", "é", "\xe9", true},
+		{"byte_level.json", "!", "!", true},
+	} {
+		tok := load(t, c.file)
+		id, found := tok.TokenID(c.token)
+		if !found {
+			id = -1
+		}
+		if got, ok := tok.Bytes(id); string(got) != c.want || ok != c.ok {
+			t.Errorf("%s: %s is %q, %v, want %q, %v", c.file, c.token, got, ok, c.want, c.ok)
+		}
+	}
+}
+
 func TestInvalidUTF8IsReplaced(t *testing.T) {
 	tok := load(t, "byte_level.json")
 	want, err := tok.Encode("a\uFFFD\uFFFDb\uFFFD", false)
