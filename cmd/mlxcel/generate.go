@@ -9,7 +9,10 @@ import (
 	"strconv"
 	"strings"
 
+	"github.com/mlxcel/mlxcel/cmd/internal/clusterflags"
+	"github.com/mlxcel/mlxcel/cmd/internal/coordinate"
 	"github.com/mlxcel/mlxcel/host/chat"
+	"github.com/mlxcel/mlxcel/host/cluster/bringup"
 	"github.com/mlxcel/mlxcel/host/engine"
 	"github.com/mlxcel/mlxcel/host/generate"
 	"github.com/mlxcel/mlxcel/host/tokenize"
@@ -31,6 +34,7 @@ func generateCommand() *cli.Command {
 	}
 	flags = append(flags, samplingFlags()...)
 	flags = append(flags, pipelineFlags()...)
+	flags = append(flags, clusterflags.FileFlags()...)
 	return &cli.Command{
 		Name:   "generate",
 		Usage:  "answer one prompt",
@@ -56,7 +60,7 @@ func runGenerate(c *cli.Context) (err error) {
 	if err != nil {
 		return err
 	}
-	e, err := engine.Open(c.Context, cfg)
+	e, err := openEngine(c, cfg)
 	if err != nil {
 		return err
 	}
@@ -74,6 +78,28 @@ func runGenerate(c *cli.Context) (err error) {
 		return answerJSON(c.Context, c.App.Writer, e, req)
 	}
 	return answerText(c.Context, c.App.Writer, c.App.ErrWriter, e, req)
+}
+
+// openEngine loads the model on this machine, or on the peers of --distributed-config.
+func openEngine(c *cli.Context, cfg engine.Config) (*engine.Engine, error) {
+	if !c.IsSet("distributed-config") {
+		return engine.Open(c.Context, cfg)
+	}
+	if c.IsSet("pp-size") {
+		return nil, errors.New("--pp-size and --distributed-config exclude each other: the file says how many stages there are; --pp-layers cuts by hand")
+	}
+	settings, err := clusterflags.ReadFile(c, version)
+	if err != nil {
+		return nil, err
+	}
+	cluster, err := coordinate.New(c.Context, coordinate.Config{
+		Cluster: settings, Engine: cfg, Demand: bringup.Demand{Pipeline: cfg.Pipeline},
+		Shape: bringup.Shape{PrefillChunk: cfg.PrefillChunk, MicroBatch: cfg.Pipeline.MicroBatch()}, Logger: cfg.Logger,
+	})
+	if err != nil {
+		return nil, err
+	}
+	return cluster.Open(c.Context)
 }
 
 // input is the prompt as the flags give it.

@@ -58,15 +58,33 @@ func newApp(stdin io.Reader, stdout, stderr io.Writer) *cli.App {
 	app.OnUsageError = func(_ *cli.Context, err error, _ bool) error {
 		return fmt.Errorf("%w; see --help", err)
 	}
-	app.CommandNotFound = func(_ *cli.Context, name string) {
-		fmt.Fprintf(stderr, "mlxcel: there is no command %q; see mlxcel --help\n", name)
-	}
+	app.Action = needCommand
 	app.Commands = []*cli.Command{
-		generateCommand(), chatCommand(), serveCommand(), importCommand(), inspectCommand(), planCommand(), pluginsCommand(), templateCheckCommand(),
+		generateCommand(), chatCommand(), serveCommand(), importCommand(), inspectCommand(), planCommand(), pluginsCommand(),
+		clusterCommand(), doctorCommand(), templateCheckCommand(),
 	}
-	for _, c := range app.Commands {
-		c.OnUsageError = app.OnUsageError
-		c.HideHelpCommand = true
-	}
+	shareSettings(app.Commands, app.OnUsageError)
 	return app
+}
+
+// shareSettings gives all commands and theirs what cli does not hand down.
+func shareSettings(commands []*cli.Command, onUsageError cli.OnUsageErrorFunc) {
+	for _, c := range commands {
+		c.OnUsageError, c.HideHelpCommand = onUsageError, true
+		if len(c.Subcommands) > 0 {
+			c.Action = needCommand
+		}
+		shareSettings(c.Subcommands, onUsageError)
+	}
+}
+
+// needCommand is what a command that only holds others does by itself.
+func needCommand(c *cli.Context) error {
+	if c.NArg() > 0 {
+		return fmt.Errorf("there is no command %q; see --help", c.Args().First())
+	}
+	if c.Command.Name != c.App.Name {
+		return cli.ShowSubcommandHelp(c)
+	}
+	return cli.ShowAppHelp(c)
 }

@@ -4,18 +4,18 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
-	"math"
 	"net/url"
 	"os"
 	"path/filepath"
 	"slices"
-	"strconv"
 	"strings"
 	"time"
 
+	"github.com/mlxcel/mlxcel/cmd/internal/clusterflags"
 	"github.com/mlxcel/mlxcel/host/batch"
 	"github.com/mlxcel/mlxcel/host/engine"
 	"github.com/mlxcel/mlxcel/host/executor"
+	"github.com/mlxcel/mlxcel/host/partition"
 	"github.com/mlxcel/mlxcel/sdk"
 	"github.com/urfave/cli/v2"
 )
@@ -24,6 +24,7 @@ import (
 type Config struct {
 	Version string
 	Engine  engine.Config
+	Cluster *clusterflags.Settings
 	Aliases []string // names of the model; the first is its own
 
 	Host             string
@@ -70,6 +71,7 @@ func read(c *cli.Context, version string) (*Config, error) {
 		AllowedOrigins: commaList(c.String("allowed-origins")), Aliases: commaList(c.String("alias")),
 	}
 	faults := faults{c: c}
+	faults.cluster(cfg)
 	faults.engine(cfg)
 	faults.numbers(cfg)
 	faults.access(cfg)
@@ -103,9 +105,17 @@ func (f *faults) add(format string, args ...any) {
 	f.list = append(f.list, fmt.Errorf(format, args...))
 }
 
+func (f *faults) cluster(cfg *Config) {
+	var err error
+	cfg.Cluster, err = clusterflags.Read(f.c, cfg.Version, clusterflags.Listen{Host: cfg.Host, Port: cfg.Port})
+	if err != nil {
+		f.list = append(f.list, err)
+	}
+}
+
 func (f *faults) engine(cfg *Config) {
 	c, e := f.c, &cfg.Engine
-	if e.Model = c.String("model"); e.Model == "" {
+	if e.Model = c.String("model"); e.Model == "" && !cfg.Cluster.DryRun {
 		f.add("no model: give --model FOLDER")
 	} else if len(cfg.Aliases) == 0 {
 		cfg.Aliases = []string{modelName(e.Model)}
@@ -242,9 +252,12 @@ func (f *faults) sampling(cfg *Config) {
 
 func (f *faults) memory(cfg *Config) {
 	for _, text := range commaList(f.c.String("kv-budget")) {
-		n, err := parseSize(text)
-		if err != nil {
-			f.add("--kv-budget %q: %w", text, err)
+		n, err := partition.ParseSize(text)
+		switch {
+		case err != nil:
+			f.add("--kv-budget: %w", err)
+		case n == 0:
+			f.add("--kv-budget %q: want more than 0 bytes", text)
 		}
 		cfg.KVBudgets = append(cfg.KVBudgets, n)
 	}
@@ -255,24 +268,12 @@ func (f *faults) memory(cfg *Config) {
 		f.add("--preemption-policy %q: want lru, longest or lowest-priority", policy)
 	case policy != "" && !enabled:
 		f.add("--preemption-policy %s has no effect without --enable-preemption", policy)
-	case enabled && len(cfg.KVBudgets) == 0:
+	case enabled && len(cfg.KVBudgets) == 0 && cfg.Cluster.Mode == clusterflags.Alone:
 		f.add("--enable-preemption needs a --kv-budget that can run short")
 	case enabled && policy == "":
 		policy = batch.PreemptLRU
 	}
 	cfg.Preemption = policy
-}
-
-// parseSize reads bytes, with a unit of 1,024: 512MiB, 4GiB; G and GB mean the same.
-func parseSize(text string) (int64, error) {
-	number := strings.TrimRight(strings.ToUpper(text), "KMGTIB")
-	unit := strings.TrimSuffix(strings.TrimSuffix(strings.ToUpper(text[len(number):]), "B"), "I")
-	power := slices.Index([]string{"", "K", "M", "G", "T"}, unit)
-	n, err := strconv.ParseFloat(strings.TrimSpace(number), 64)
-	if err != nil || power < 0 || !(n > 0) || math.Ldexp(n, 10*power) >= 1<<62 {
-		return 0, errors.New("want a size such as 512MiB or 4GiB")
-	}
-	return int64(math.Ldexp(n, 10*power)), nil
 }
 
 // secretFileWarning tells that others can read a file with keys; empty where they can't.

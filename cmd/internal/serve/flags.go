@@ -5,6 +5,7 @@ package serve
 import (
 	"strings"
 
+	"github.com/mlxcel/mlxcel/cmd/internal/clusterflags"
 	"github.com/mlxcel/mlxcel/host/engine"
 	"github.com/urfave/cli/v2"
 )
@@ -36,7 +37,7 @@ const (
 func Flags() []cli.Flag {
 	var flags []cli.Flag
 	for _, group := range [][]cli.Flag{
-		modelFlags(), listenFlags(), accessFlags(), batchingFlags(), samplingFlags(), pipelineFlags(), executorFlags(), logFlags(),
+		modelFlags(), listenFlags(), accessFlags(), batchingFlags(), samplingFlags(), pipelineFlags(), clusterflags.Flags(), executorFlags(), logFlags(),
 	} {
 		flags = append(flags, group...)
 	}

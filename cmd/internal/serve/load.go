@@ -7,6 +7,8 @@ import (
 	"sync"
 	"time"
 
+	"github.com/hashicorp/go-hclog"
+	"github.com/mlxcel/mlxcel/cmd/internal/clusterflags"
 	"github.com/mlxcel/mlxcel/host/api"
 	"github.com/mlxcel/mlxcel/host/batch"
 	"github.com/mlxcel/mlxcel/host/engine"
@@ -16,7 +18,8 @@ import (
 
 // loadedModel is a model that answers. Its engine is another one after a stage was lost.
 type loadedModel struct {
-	cfg       engine.Config
+	log       hclog.Logger
+	from      source
 	scheduler *batch.Scheduler
 
 	mu     sync.Mutex
@@ -24,9 +27,9 @@ type loadedModel struct {
 }
 
 // load takes the model to a scheduler, and makes the server ready.
-func (p *program) load(ctx context.Context) (m *loadedModel, err error) {
-	m = &loadedModel{cfg: p.engineConfig()}
-	e, err := engine.Open(ctx, m.cfg)
+func (p *program) load(ctx context.Context, from source) (m *loadedModel, err error) {
+	m = &loadedModel{log: p.log, from: from}
+	e, err := from.Open(ctx)
 	if err != nil {
 		return nil, err
 	}
@@ -50,11 +53,14 @@ func (p *program) load(ctx context.Context) (m *loadedModel, err error) {
 			return m, fmt.Errorf("warm-up: %w", err)
 		}
 	}
-	cfg.Relaunch = m.relaunch
+	if !p.cfg.Cluster.NoAutoRestart {
+		cfg.Relaunch = m.relaunch
+	}
+	cfg.RefuseWhileLost = p.cfg.Cluster.Mode == clusterflags.Coordinator // a machine may stay away for long
 	if m.scheduler, err = batch.New(cfg); err != nil {
 		return m, err
 	}
-	p.model.set(m.scheduler)
+	p.model.set(m)
 	p.api.SetModel(p.served(e, m.scheduler))
 	p.log.Info("ready", "context", m.scheduler.Limit(), "parallel", cfg.MaxActive)
 	return m, nil
@@ -65,6 +71,7 @@ func (p *program) engineConfig() engine.Config {
 	cfg := p.cfg.Engine
 	batch := p.maxBatch()
 	cfg.Pipeline.MicroBatchSize = &batch
+	cfg.KVBudgets = p.cfg.KVBudgets
 	return cfg
 }
 
@@ -76,17 +83,9 @@ func (p *program) maxBatch() int {
 }
 
 func (p *program) batchConfig(e *engine.Engine) (batch.Config, error) {
-	stages := e.Pipeline.Stages()
-	budgets := p.cfg.KVBudgets
-	switch len(budgets) {
-	case 0, len(stages):
-	case 1:
-		budgets = make([]int64, len(stages))
-		for i := range budgets {
-			budgets[i] = p.cfg.KVBudgets[0]
-		}
-	default:
-		return batch.Config{}, fmt.Errorf("--kv-budget gives %d sizes for %d stages: give one for each, or one for all", len(budgets), len(stages))
+	stages, budgets := e.Pipeline.Stages(), e.Pipeline.KVBudgets()
+	if p.cfg.Preemption != batch.PreemptNone && budgets == nil {
+		return batch.Config{}, errors.New("--enable-preemption needs a --kv-budget that can run short")
 	}
 	plan := &partition.Plan{}
 	for _, s := range stages {
@@ -120,7 +119,7 @@ func (p *program) served(e *engine.Engine, s *batch.Scheduler) *api.Model {
 		Tokenizer: e.Tokenizer, Template: e.Template, Scheduler: api.Batch{Scheduler: s},
 	}
 	for _, stage := range e.Plan() {
-		m.Stages = append(m.Stages, api.Stage{Stage: stage.Stage, Layers: stage.Layers, Plugin: stage.Plugin, Bytes: stage.Bytes})
+		m.Stages = append(m.Stages, api.Stage{Stage: stage.Stage, Layers: stage.Layers, Plugin: stage.Plugin, Bytes: stage.Bytes, Device: e.Device()})
 	}
 	return m
 }
@@ -128,9 +127,9 @@ func (p *program) served(e *engine.Engine, s *batch.Scheduler) *api.Model {
 // relaunch brings the model up again after a stage was lost.
 func (m *loadedModel) relaunch(ctx context.Context) (batch.Runtime, error) {
 	if err := m.closeEngine(ctx); err != nil {
-		m.cfg.Logger.Warn("the lost pipeline did not end in order", "error", err)
+		m.log.Warn("the lost pipeline did not end in order", "error", err)
 	}
-	e, err := engine.Open(ctx, m.cfg)
+	e, err := m.from.Open(ctx)
 	if err != nil {
 		return nil, err
 	}

@@ -36,11 +36,16 @@ func run(ctx context.Context, cfg *Config, signals <-chan os.Signal, out, errOut
 	p := &program{cfg: cfg, log: logger, failed: make(chan error, 2)}
 	stop := newStop(ctx, signals)
 	defer stop.wait()
+	from, err := p.source(stop.gentle)
+	if err != nil {
+		return unlessStopped(stop, err)
+	}
+	defer func() { err = errors.Join(err, from.Close(ctx)) }()
 	if err := p.listen(out); err != nil {
 		return err
 	}
 	defer p.close()
-	model, err := p.load(stop.gentle)
+	model, err := p.load(stop.gentle, from)
 	switch {
 	case stop.gentle.Err() != nil: // while it was loading
 		return errors.Join(unlessCancelled(err), p.unload(ctx, model))
@@ -53,6 +58,14 @@ func run(ctx context.Context, cfg *Config, signals <-chan os.Signal, out, errOut
 		p.drain(stop.hard, model)
 	}
 	return errors.Join(err, p.unload(ctx, model))
+}
+
+// unlessStopped leaves out what a signal caused.
+func unlessStopped(s *stop, err error) error {
+	if s.gentle.Err() != nil {
+		return unlessCancelled(err)
+	}
+	return err
 }
 
 func unlessCancelled(err error) error {
@@ -119,10 +132,10 @@ type program struct {
 	failed chan error // a listener that ended by itself
 }
 
-// listen opens the ports before anything slow, so that a port that is taken is told at once.
+// listen opens the ports before the model is loaded, so that a port that is taken is told at once.
 func (p *program) listen(out io.Writer) error {
 	cfg := p.cfg
-	m := metrics.New(cfg.Version, p.model.status)
+	m := metrics.New(cfg.Version, metrics.Source{Status: p.model.status, Busy: p.model.busy})
 	p.api = api.New(api.Config{
 		Version: cfg.Version, Host: cfg.Host, AllowedOrigins: cfg.AllowedOrigins, APIKeys: cfg.APIKeys, Sampling: cfg.Sampling,
 		DefaultMaxTokens: cfg.DefaultMaxTokens, Timeout: cfg.Timeout, LogPrompts: cfg.LogPrompts,
@@ -200,23 +213,41 @@ func (p *program) unload(ctx context.Context, m *loadedModel) error {
 	return m.close(ctx)
 }
 
-// current is the scheduler that metrics ask, once there is one.
+// current is the model that metrics ask, once there is one.
 type current struct {
-	mu        sync.Mutex
-	scheduler *batch.Scheduler
+	mu    sync.Mutex
+	model *loadedModel
 }
 
-func (c *current) set(s *batch.Scheduler) {
+func (c *current) set(m *loadedModel) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	c.scheduler = s
+	c.model = m
+}
+
+func (c *current) get() *loadedModel {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.model
 }
 
 func (c *current) status() (batch.Status, bool) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	if c.scheduler == nil {
+	m := c.get()
+	if m == nil {
 		return batch.Status{}, false
 	}
-	return c.scheduler.Status(), true
+	return m.scheduler.Status(), true
+}
+
+func (c *current) busy() []time.Duration {
+	m := c.get()
+	if m == nil {
+		return nil
+	}
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if m.engine == nil {
+		return nil
+	}
+	return m.engine.Pipeline.Busy()
 }
