@@ -89,10 +89,11 @@ SOAKTIME ?= 10m
 soak: setup ## load a server with joins, leaves and cancels for SOAKTIME (10m)
 	scripts/soak/run.sh -duration $(SOAKTIME)
 
-oracle: ## compare tokenizer and chat templates with the Python originals on real files
+oracle: ## compare tokenizer, chat templates and protocol with Python programs
 	python3 scripts/oracle/tokenizers/make.py
 	MLXCEL_TOKENIZER_ORACLE=$(CURDIR)/.cache/oracle/tokenizers MLXCEL_CHAT_ORACLE="$$(scripts/oracle/chat/run.sh)" \
 		go test ./host/tokenize ./host/chat -run Oracle -v -count=1
+	PYTHONPATH="$$(scripts/protocol/run.sh)" go test ./host/securelink -run 'Vectors|Python' -v -count=1
 
 generate: ## write the generated code anew
 	scripts/generate-proto.sh

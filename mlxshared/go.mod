@@ -3,6 +3,7 @@ module github.com/mlxcel/mlxcel/mlxshared
 go 1.27
 
 require (
+	github.com/hashicorp/go-hclog v1.6.3
 	github.com/mlxcel/mlxcel/sdk v0.0.0
 	golang.org/x/sys v0.50.0
 )
@@ -10,7 +11,6 @@ require (
 require (
 	github.com/fatih/color v1.13.0 // indirect
 	github.com/golang/protobuf v1.5.4 // indirect
-	github.com/hashicorp/go-hclog v1.6.3 // indirect
 	github.com/hashicorp/go-plugin v1.8.0 // indirect
 	github.com/hashicorp/yamux v0.1.2 // indirect
 	github.com/mattn/go-colorable v0.1.12 // indirect

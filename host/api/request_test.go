@@ -54,6 +54,7 @@ func TestRefusedRequests(t *testing.T) {
 		{"no content", chat, `{"messages":[{"role":"user"}]}`, 400, CodeInvalidValue, "messages[0].content", "missing"},
 		{"assistant without anything", chat, `{"messages":[{"role":"assistant","content":null}]}`, 400, CodeInvalidValue, "messages[0].content", "missing"},
 		{"a picture", chat, `{"messages":[{"role":"user","content":[{"type":"text","text":"x"},{"type":"image_url","image_url":{"url":"data:"}}]}]}`, 400, CodeInvalidValue, "messages[0].content[1].type", "text only"},
+		{"a sound", chat, `{"messages":[{"role":"user","content":[{"type":"text","text":"x"},{"type":"input_audio","input_audio":{"data":"","format":"wav"}}]}]}`, 400, CodeInvalidValue, "messages[0].content[1].type", "text only"},
 		{"part without text", chat, `{"messages":[{"role":"user","content":[{"type":"text"}]}]}`, 400, CodeInvalidValue, "messages[0].content[0].text", "missing"},
 		{"tool without id", chat, `{"messages":[{"role":"tool","content":"x"}]}`, 400, CodeInvalidValue, "messages[0].tool_call_id", "missing"},
 		{"calls of the user", chat, `{"messages":[{"role":"user","content":"x","tool_calls":[]}]}`, 400, CodeInvalidValue, "messages[0].tool_calls", "assistant"},

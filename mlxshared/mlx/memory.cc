@@ -10,6 +10,9 @@
 #include <mach/mach.h>
 #include <sys/sysctl.h>
 #endif
+#ifdef __GLIBC__
+#include <malloc.h>
+#endif
 
 #include "internal.h"
 
@@ -126,3 +129,9 @@ void mx_memory_clear_cache(void) { mc::clear_cache(); }
 void mx_memory_set_limit(size_t bytes) { mc::set_memory_limit(bytes); }
 
 void mx_memory_set_cache_limit(size_t bytes) { mc::set_cache_limit(bytes); }
+
+void mx_memory_trim(void) {
+#ifdef __GLIBC__
+  malloc_trim(0);
+#endif
+}

@@ -29,6 +29,7 @@ uint64_t mx_memory_in_use(mx_stream *);
 uint64_t mx_memory_peak(mx_stream *);
 void mx_memory_reset_peak(void);
 void mx_memory_clear_cache(void);
+void mx_memory_trim(void);
 void mx_memory_set_limit(size_t);
 void mx_memory_set_cache_limit(size_t);
 

@@ -160,6 +160,10 @@ func (s *Stream) ResetPeakMemory() { C.mx_memory_reset_peak() }
 // ClearCache returns the memory that MLX keeps for reuse to the system.
 func (s *Stream) ClearCache() { C.mx_memory_clear_cache() }
 
+// Trim returns freed memory that the C library's heap keeps, of the whole process, to the system: whole pages, wherever they
+// lie. Elsewhere than under glibc the heap does so by itself.
+func (s *Stream) Trim() { C.mx_memory_trim() }
+
 // SetMemoryLimit and SetCacheLimit bound what MLX allocates and what it keeps for reuse, in bytes, for the process.
 func (s *Stream) SetMemoryLimit(bytes uint64) { C.mx_memory_set_limit(C.size_t(bytes)) }
 

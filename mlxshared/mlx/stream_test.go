@@ -155,6 +155,7 @@ func TestMemoryStaysFlat(t *testing.T) {
 		}
 		s.ResetPeakMemory()
 		s.ClearCache()
+		s.Trim()
 	})
 }
 

@@ -210,3 +210,20 @@ func TestNoFamilies(t *testing.T) {
 		t.Errorf("inspect: %v", err)
 	}
 }
+
+// What a family does not say it runs is refused before anything is loaded.
+func TestQuantizationThatTheFamilyDoesNotRun(t *testing.T) {
+	dir := t.TempDir()
+	raw := []byte(`{"model_type": "bigram", "num_hidden_layers": 1, "quantization": {"bits": 4, "group_size": 32}}`)
+	if err := os.WriteFile(filepath.Join(dir, config.FileName), raw, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	e := New(Options{Name: "test", Version: "test", Families: []Family{bigram{}}, Device: mlx.DeviceCPU})
+	_, err := e.Inspect(t.Context(), sdk.InspectRequest{Dir: dir})
+	if sdk.CodeOf(err) != sdk.CodeUnsupported || !strings.Contains(err.Error(), "family bigram does not run weights packed as affine-4; it runs none") {
+		t.Errorf("%v", err)
+	}
+	if err := e.Close(); err != nil {
+		t.Error(err)
+	}
+}

@@ -27,6 +27,8 @@ type loaded struct {
 	budget    int64 // bytes of state; 0 means no limit
 	held      int64 // bytes of state
 	committed int64 // bytes of state, counting what reservations may still need
+	freed     int64 // bytes of state since the heap was last trimmed with no sequence left
+	trimmed   int64 // freed at the last trim since
 	sequences map[sdk.SeqID]*sequence
 
 	chooser   sample.Chooser

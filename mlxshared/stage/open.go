@@ -4,6 +4,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
+	"strings"
 
 	"github.com/mlxcel/mlxcel/mlxshared/mlx"
 	"github.com/mlxcel/mlxcel/mlxshared/nn"
@@ -124,11 +126,26 @@ func (o *opened) makePlan(dtype sdk.Dtype) error {
 		return err
 	}
 	o.plan.quantization = b.Quantization()
+	if err := o.checkPackings(b.Packings()); err != nil {
+		return err
+	}
 	head := &nn.Builder{Loader: o.loader(nil), Dtype: o.dtype} // a loader of its own: a tied projection counts again
 	o.model.Head(head)
 	o.plan.head = head.Bytes()
 	o.plan.tied = o.plan.head - shown
 	return head.Err()
+}
+
+// checkPackings refuses quantizations that the family does not say it runs.
+func (o *opened) checkPackings(packings []string) error {
+	info := o.family.Info()
+	for _, p := range packings {
+		if !slices.Contains(info.Quantizations, p) {
+			return sdk.Errorf(sdk.CodeUnsupported, "family %s does not run weights packed as %s; it runs %s; convert the model with mlx_lm.convert",
+				info.Name, p, strings.Join(info.Quantizations, ", "))
+		}
+	}
+	return nil
 }
 
 func activationDtype(asked sdk.Dtype, own mlx.Dtype) (mlx.Dtype, error) {

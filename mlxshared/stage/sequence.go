@@ -97,6 +97,7 @@ func (m *loaded) account(s *sequence) {
 		s.held += state.Bytes()
 	}
 	m.held += s.held - before
+	m.freed += max(0, before-s.held)
 	m.committed += s.committed() - committed
 }
 
@@ -106,9 +107,33 @@ func (m *loaded) release(id sdk.SeqID) {
 		return
 	}
 	m.held -= s.held
+	m.freed += s.held
 	m.committed -= s.committed()
 	s.free()
 	delete(m.sequences, id)
+	m.trim()
+}
+
+// Bytes of freed state that are worth a walk over the heap, which takes milliseconds: while sequences run and while none does.
+const (
+	trimBusy = 16 << 20
+	trimIdle = 1 << 20
+)
+
+// trim gives freed memory back to the system. The C library's heap keeps the blocks of a released sequence wherever one that
+// still runs lies behind them, and takes new memory for activations that don't fit between: without this it grows for long.
+// What activations have left behind, in MLX's cache as well, goes once all is quiet.
+func (m *loaded) trim() {
+	switch idle := len(m.sequences) == 0; {
+	case idle && m.freed >= trimIdle:
+		m.freed, m.trimmed = 0, 0
+		m.stream.ClearCache()
+	case !idle && m.freed >= m.trimmed+trimBusy:
+		m.trimmed = m.freed
+	default:
+		return
+	}
+	m.stream.Trim()
 }
 
 func (s *sequence) free() {

@@ -118,3 +118,68 @@ func entryOf(e safetensors.Entry, shape ...int64) safetensors.Entry {
 	e.Shape = shape
 	return e
 }
+
+// Any bytes widen to what the definition says: the value of the eight bits times its block's factor, in float32, rounded to the
+// nearest bfloat16, of two as near to the even one.
+func FuzzWidenFP8(f *testing.F) {
+	f.Add([]byte{0x38, 0x7f, 0x01, 0xfe, 0x80, 0x08}, uint32(0x3f800000), uint16(3))
+	f.Add([]byte("any bytes at all"), uint32(0x7f7fffff), uint16(300))
+	f.Add([]byte{0x3c, 0xbc}, uint32(0x3f808000), uint16(129))
+	f.Fuzz(func(t *testing.T, seed []byte, factor uint32, width uint16) {
+		cols := 1 + int(width)%300
+		rows := min(1+len(seed)*2/cols, 300)
+		data := make([]byte, rows*cols)
+		for i := range data {
+			if len(seed) > 0 {
+				data[i] = seed[i%len(seed)]
+			}
+		}
+		wide := int(fp8Blocks(int64(cols)))
+		var scales []byte
+		for i := range int(fp8Blocks(int64(rows))) * wide {
+			scales = binary.LittleEndian.AppendUint32(scales, factor+uint32(i))
+		}
+		out := widenFP8(data, scales, cols)
+		for i, code := range data {
+			block := i/cols/fp8Block*wide + i%cols/fp8Block
+			want := nearestBFloat16(e4m3(code) * math.Float32frombits(factor+uint32(block)))
+			if got := binary.LittleEndian.Uint16(out[2*i:]); got != want {
+				t.Fatalf("%#02x times %v is %#04x, want %#04x", code, math.Float32frombits(factor+uint32(block)), got, want)
+			}
+		}
+	})
+}
+
+// e4m3 decodes by the definition of the format.
+func e4m3(code byte) float32 {
+	sign, exponent, fraction := 1-2*float64(code>>7), int(code>>3&15), float64(code&7)/8
+	switch {
+	case code&0x7f == 0x7f:
+		return float32(math.NaN())
+	case exponent == 0:
+		return float32(math.Copysign(math.Ldexp(fraction, -6), sign))
+	}
+	return float32(sign * math.Ldexp(1+fraction, exponent-7))
+}
+
+// nearestBFloat16 compares the two neighbours of x.
+func nearestBFloat16(x float32) uint16 {
+	if x != x {
+		return 0x7fc0
+	}
+	down := uint16(math.Float32bits(x) >> 16)
+	if math.IsInf(float64(x), 0) {
+		return down
+	}
+	value := func(b uint16) float64 {
+		if b&0x7fff == 0x7f80 { // past the largest number the next step would have led here
+			return math.Copysign(0x1p128, float64(x))
+		}
+		return float64(math.Float32frombits(uint32(b) << 16))
+	}
+	below, above := math.Abs(float64(x)-value(down)), math.Abs(value(down+1)-float64(x))
+	if below < above || below == above && down%2 == 0 {
+		return down
+	}
+	return down + 1
+}

@@ -44,8 +44,9 @@ type Loader struct {
 	counted  map[string]bool // names asked for
 	used     map[string]bool // names in the checkpoint
 	matrices map[string]*mlx.Matrix
-	dtypes   map[string]mlx.Dtype // of matrices' values, by path
-	packed   map[string]int64     // elements of the matrices, by quantization
+	dtypes   map[string]mlx.Dtype   // of matrices' values, by path
+	packed   map[Quantization]int64 // elements of the matrices so packed
+	float8   bool                   // some tensors were stored as block-scaled float8
 	arrays   []mlx.Array
 
 	// Loaded, if set, is called after every tensor with its name and the bytes so far.
@@ -56,7 +57,7 @@ type Loader struct {
 
 // NewLoader makes a Loader.
 func NewLoader(o Options) *Loader {
-	return &Loader{o: o, counted: map[string]bool{}, used: map[string]bool{}, matrices: map[string]*mlx.Matrix{}, dtypes: map[string]mlx.Dtype{}, packed: map[string]int64{}}
+	return &Loader{o: o, counted: map[string]bool{}, used: map[string]bool{}, matrices: map[string]*mlx.Matrix{}, dtypes: map[string]mlx.Dtype{}, packed: map[Quantization]int64{}}
 }
 
 // Err is the first failure.
@@ -79,10 +80,32 @@ func (l *Loader) Quantization() string {
 	if len(l.packed) == 0 {
 		return "none"
 	}
-	ways := slices.SortedFunc(maps.Keys(l.packed), func(a, b string) int {
-		return cmp.Or(cmp.Compare(l.packed[b], l.packed[a]), strings.Compare(a, b))
-	})
+	var ways []string
+	for _, q := range l.mostFirst() {
+		ways = append(ways, q.String())
+	}
 	return strings.Join(ways, ", ")
+}
+
+// Packings names the same ways as sdk.Family.Quantizations does, and "fp8" where that was widened; "none" if there is neither.
+func (l *Loader) Packings() []string {
+	var names []string
+	for _, q := range l.mostFirst() {
+		names = append(names, q.name())
+	}
+	if l.float8 {
+		names = append(names, "fp8")
+	}
+	if names == nil {
+		return []string{"none"}
+	}
+	return slices.Compact(names)
+}
+
+func (l *Loader) mostFirst() []Quantization {
+	return slices.SortedFunc(maps.Keys(l.packed), func(a, b Quantization) int {
+		return cmp.Or(cmp.Compare(l.packed[b], l.packed[a]), strings.Compare(a.String(), b.String()))
+	})
 }
 
 // Free releases every array given out. Nothing may use them any more.
@@ -251,7 +274,7 @@ func (l *Loader) packedMatrix(path string, shape []int, q Quantization) *mlx.Mat
 		m.Scales = l.tensor(path+".scales", []string{"U8"}, groups...)
 		l.dtypes[path] = mlx.BFloat16
 	}
-	l.packed[q.String()] += elements(shape)
+	l.packed[q] += elements(shape)
 	return m
 }
 
@@ -280,7 +303,7 @@ func (l *Loader) estimateMatrix(path string, shape []int) *mlx.Matrix {
 		l.count(path+".scales", groups)
 		l.dtypes[path] = mlx.BFloat16
 	}
-	l.packed[q.String()] += elements
+	l.packed[*q] += elements
 	return &mlx.Matrix{}
 }
 
@@ -357,6 +380,7 @@ func (l *Loader) parts(t *located, shape []int) ([]safetensors.Tensor, error) {
 			if _, err := l.blockScales(&part); err != nil {
 				return nil, err
 			}
+			l.float8 = true
 		}
 		parts[i] = part
 	}

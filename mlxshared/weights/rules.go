@@ -23,6 +23,14 @@ func (q Quantization) String() string {
 	return fmt.Sprintf("%s group %d", q.Format, q.Group)
 }
 
+// name is as in sdk.Family.Quantizations: "affine-4", "mxfp4".
+func (q Quantization) name() string {
+	if q.Format == mlx.Affine {
+		return fmt.Sprintf("affine-%d", q.Bits)
+	}
+	return q.Format.String()
+}
+
 // modes maps the values of config.json's quantization mode to formats; only affine leaves bits and group open.
 var modes = map[string]Quantization{
 	"affine": {mlx.Affine, 4, 64},

@@ -3,7 +3,6 @@ module github.com/mlxcel/mlxcel/plugins/deepseekv3
 go 1.27
 
 require (
-	github.com/hashicorp/go-hclog v1.6.3
 	github.com/mlxcel/mlxcel/mlxshared v0.0.0
 	github.com/mlxcel/mlxcel/sdk v0.0.0
 )
@@ -11,6 +10,7 @@ require (
 require (
 	github.com/fatih/color v1.13.0 // indirect
 	github.com/golang/protobuf v1.5.4 // indirect
+	github.com/hashicorp/go-hclog v1.6.3 // indirect
 	github.com/hashicorp/go-plugin v1.8.0 // indirect
 	github.com/hashicorp/yamux v0.1.2 // indirect
 	github.com/mattn/go-colorable v0.1.12 // indirect

@@ -57,7 +57,7 @@ func TestKimiK3BitsDoNotDependOnTheRun(t *testing.T) {
 
 // A copy with fewer layers than the weights hold loads and runs: the layers past the end are left aside.
 func TestKimiK3WithFewerLayers(t *testing.T) {
-	dir := configOnly(t, kimiTiny, func(c map[string]any) { c["text_config"].(map[string]any)["num_hidden_layers"] = 5 })
+	dir := stagetest.Bare(t, stagetest.ReadConfig(t, kimiTiny, map[string]any{"num_hidden_layers": 5}))
 	weights, err := filepath.Abs(filepath.Join(kimiTiny, "model.safetensors"))
 	if err != nil {
 		t.Fatal(err)

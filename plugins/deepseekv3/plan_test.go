@@ -1,61 +1,20 @@
 package main
 
 import (
-	"encoding/json"
 	"math"
 	"os"
 	"path/filepath"
 	"strings"
 	"testing"
 
-	"github.com/mlxcel/mlxcel/mlxshared/mlx"
-	"github.com/mlxcel/mlxcel/mlxshared/stage"
+	"github.com/mlxcel/mlxcel/mlxshared/stage/stagetest"
 	"github.com/mlxcel/mlxcel/sdk"
 	"github.com/mlxcel/mlxcel/sdk/config"
 )
 
-func newExecutor(t *testing.T) *stage.Executor {
-	t.Helper()
-	e := stage.New(stage.Options{Name: "test", Version: "test", Families: families(), Device: mlx.DeviceCPU})
-	t.Cleanup(func() {
-		if err := e.Close(); err != nil {
-			t.Error(err)
-		}
-	})
-	return e
-}
-
 func inspect(t *testing.T, dir string) *sdk.ModelProfile {
 	t.Helper()
-	p, err := newExecutor(t).Inspect(t.Context(), sdk.InspectRequest{Dir: dir})
-	if err != nil {
-		t.Fatal(err)
-	}
-	return p
-}
-
-// configOnly makes a folder with the config of dir alone, changed by edit.
-func configOnly(t *testing.T, dir string, edit func(c map[string]any)) string {
-	t.Helper()
-	raw, err := os.ReadFile(filepath.Join(dir, config.FileName))
-	if err != nil {
-		t.Fatal(err)
-	}
-	var c map[string]any
-	if err := json.Unmarshal(raw, &c); err != nil {
-		t.Fatal(err)
-	}
-	if edit != nil {
-		edit(c)
-	}
-	if raw, err = json.Marshal(c); err != nil {
-		t.Fatal(err)
-	}
-	out := t.TempDir()
-	if err := os.WriteFile(filepath.Join(out, config.FileName), raw, 0o600); err != nil {
-		t.Fatal(err)
-	}
-	return out
+	return stagetest.Inspect(t, families(), dir)
 }
 
 // What a config alone tells is what the headers tell, part by part.
@@ -64,26 +23,7 @@ func TestPlanFromConfigAlone(t *testing.T) {
 	eachCheckpoint(t, planFromConfig)
 }
 
-func planFromConfig(t *testing.T, dir string) {
-	t.Helper()
-	exact, estimate := inspect(t, dir), inspect(t, configOnly(t, dir, nil))
-	if !exact.Exact || estimate.Exact {
-		t.Errorf("exact is %v with weights, %v without", exact.Exact, estimate.Exact)
-	}
-	same := func(what string, got, want int64) {
-		if math.Abs(float64(got-want)) > 0.02*float64(want) {
-			t.Errorf("%s: %d bytes from the config, %d from the headers", what, got, want)
-		}
-	}
-	same("embedding", estimate.Embedding, exact.Embedding)
-	same("head", estimate.Head, exact.Head)
-	for i, l := range exact.Layers {
-		same(l.Kind, estimate.Layers[i].Weights, l.Weights)
-		if e := estimate.Layers[i]; e.Kind != l.Kind || e.KVBytesPerToken != l.KVBytesPerToken || e.StateBytes != l.StateBytes {
-			t.Errorf("layer %d: %+v from the config, %+v from the headers", i, e, l)
-		}
-	}
-}
+func planFromConfig(t *testing.T, dir string) { stagetest.PlanFromConfig(t, families(), dir, 0.02) }
 
 func TestKindsAndState(t *testing.T) {
 	for _, c := range []struct {
@@ -122,7 +62,7 @@ func TestDeepSeekV3Parameters(t *testing.T) {
 	if len(p.Layers) != 61 {
 		t.Fatalf("%d layers, want the 61 without the trailer", len(p.Layers))
 	}
-	if billions := float64(totalWeights(p)) / 2 / 1e9; math.Abs(billions-671) > 0.5 {
+	if billions := float64(stagetest.Weights(p)) / 2 / 1e9; math.Abs(billions-671) > 0.5 {
 		t.Errorf("%.1f billion parameters, want 671", billions)
 	}
 	if got := p.Layers[0].KVBytesPerToken; got != 2*576 {
@@ -130,55 +70,24 @@ func TestDeepSeekV3Parameters(t *testing.T) {
 	}
 }
 
-func totalWeights(p *sdk.ModelProfile) int64 {
-	n := p.Embedding + p.Head
-	for _, l := range p.Layers {
-		n += l.Weights
-	}
-	return n
-}
-
 func TestRefusals(t *testing.T) {
-	base := filepath.Join(parityRoot, "deepseek_v3-base-q4")
-	for key, c := range map[string]struct {
-		value any
-		code  sdk.Code
-		want  string
-	}{
-		"topk_method":         {"greedy", sdk.CodeUnsupported, `topk_method: "greedy" is not built`},
-		"scoring_func":        {"softmax", sdk.CodeUnsupported, `scoring_func: "softmax" is not built`},
-		"hidden_act":          {"gelu", sdk.CodeUnsupported, `hidden_act: "gelu" is not built`},
-		"tie_word_embeddings": {true, sdk.CodeUnsupported, "tie_word_embeddings"},
-		"rope_interleave":     {false, sdk.CodeUnsupported, "rope_interleave"},
-		"n_group":             {3, sdk.CodeInvalid, "n_group: is 3"},
-		"topk_group":          {5, sdk.CodeInvalid, "topk_group: is 5 of 4 groups"},
-		"num_experts_per_tok": {9, sdk.CodeInvalid, "num_experts_per_tok: is 9 of 8 experts"},
-		"qk_rope_head_dim":    {31, sdk.CodeInvalid, "qk_rope_head_dim: is 31"},
-		"kv_lora_rank":        {nil, sdk.CodeInvalid, "kv_lora_rank: is missing"},
-		"rope_scaling":        {map[string]any{"type": "longrope"}, sdk.CodeUnsupported, `rope_scaling.type: "longrope" is not built`},
-		"quantization_config": {map[string]any{"quant_method": "fp8", "weight_block_size": []int{64, 64}}, sdk.CodeUnsupported, "weight_block_size"},
-	} {
-		t.Run(key, func(t *testing.T) {
-			dir := configOnly(t, base, func(m map[string]any) {
-				delete(m, "quantization")
-				m[key] = c.value
-			})
-			_, err := newExecutor(t).Inspect(t.Context(), sdk.InspectRequest{Dir: dir})
-			if err == nil || sdk.CodeOf(err) != c.code || !strings.Contains(err.Error(), c.want) {
-				t.Errorf("%v, want %v with %q", err, c.code, c.want)
-			}
-		})
-	}
-	for key, want := range map[string]string{"q_lora_rank": "q_lora_rank: is missing", "index_head_dim": "index_head_dim: is 16"} {
-		t.Run(key, func(t *testing.T) {
-			dir := configOnly(t, filepath.Join(parityRoot, "glm_moe_dsa-base-q4"), func(m map[string]any) {
-				m[key] = map[string]any{"q_lora_rank": nil, "index_head_dim": 16}[key]
-			})
-			if _, err := newExecutor(t).Inspect(t.Context(), sdk.InspectRequest{Dir: dir}); err == nil || !strings.Contains(err.Error(), want) {
-				t.Errorf("%v, want %q", err, want)
-			}
-		})
-	}
+	const base, sparse = "deepseek_v3-base-q4", "glm_moe_dsa-base-q4"
+	type m = map[string]any
+	refuses := stagetest.Refusing(t, families(), parityRoot)
+	refuses(base, m{"topk_method": "greedy"}, sdk.CodeUnsupported, `topk_method: "greedy" is not built`)
+	refuses(base, m{"scoring_func": "softmax"}, sdk.CodeUnsupported, `scoring_func: "softmax" is not built`)
+	refuses(base, m{"hidden_act": "gelu"}, sdk.CodeUnsupported, `hidden_act: "gelu" is not built`)
+	refuses(base, m{"tie_word_embeddings": true}, sdk.CodeUnsupported, "tie_word_embeddings")
+	refuses(base, m{"rope_interleave": false}, sdk.CodeUnsupported, "rope_interleave")
+	refuses(base, m{"n_group": 3}, sdk.CodeInvalid, "n_group: is 3")
+	refuses(base, m{"topk_group": 5}, sdk.CodeInvalid, "topk_group: is 5 of 4 groups")
+	refuses(base, m{"num_experts_per_tok": 9}, sdk.CodeInvalid, "num_experts_per_tok: is 9 of 8 experts")
+	refuses(base, m{"qk_rope_head_dim": 31}, sdk.CodeInvalid, "qk_rope_head_dim: is 31")
+	refuses(base, m{"kv_lora_rank": nil}, sdk.CodeInvalid, "kv_lora_rank: is missing")
+	refuses(base, m{"rope_scaling": m{"type": "longrope"}}, sdk.CodeUnsupported, `rope_scaling.type: "longrope" is not built`)
+	refuses(base, m{"quantization": nil, "quantization_config": m{"quant_method": "fp8", "weight_block_size": []int{64, 64}}}, sdk.CodeUnsupported, "weight_block_size")
+	refuses(sparse, m{"q_lora_rank": nil}, sdk.CodeInvalid, "q_lora_rank: is missing")
+	refuses(sparse, m{"index_head_dim": 16}, sdk.CodeInvalid, "index_head_dim: is 16")
 }
 
 // The numbers are those of the dimensions published for Kimi K3: billions of parameters.
@@ -206,7 +115,7 @@ func TestKimiK3IsPriced(t *testing.T) {
 	billions("a delta layer with experts", p.Layers[1].Weights, delta+experts)
 	billions("a latent layer with experts", p.Layers[3].Weights, latent+experts)
 	billions("embedding and head", p.Embedding+p.Head, ends)
-	billions("all", totalWeights(p), 2780)
+	billions("all", stagetest.Weights(p), 2780)
 	if p.Layers[3].KVBytesPerToken != 2*576 || p.Layers[3].StateBytes != 0 || p.Layers[1].KVBytesPerToken != 0 {
 		t.Errorf("state of a latent layer %+v, of a delta layer %+v", p.Layers[3], p.Layers[1])
 	}
@@ -214,8 +123,10 @@ func TestKimiK3IsPriced(t *testing.T) {
 	if want := int64(96*128*128*4 + 3*3*96*128*2); p.Layers[1].StateBytes != want {
 		t.Errorf("a delta layer's state is %d bytes, want %d", p.Layers[1].StateBytes, want)
 	}
-	packed := inspect(t, configOnly(t, dir, func(c map[string]any) { c["quantization"] = map[string]any{"mode": "mxfp4"} }))
-	if terabytes := float64(totalWeights(packed)) / 1e12; math.Abs(terabytes-1.48) > 0.01 {
+	values := stagetest.ReadConfig(t, dir, nil)
+	values["quantization"] = map[string]any{"mode": "mxfp4"}
+	packed := inspect(t, stagetest.Bare(t, values))
+	if terabytes := float64(stagetest.Weights(packed)) / 1e12; math.Abs(terabytes-1.48) > 0.01 {
 		t.Errorf("%.3f TB as mxfp4, want 1.48", terabytes)
 	}
 }
@@ -227,7 +138,7 @@ func TestKimiK3DoesNotPipeline(t *testing.T) {
 			t.Errorf("%s advertises pipeline: %v", info.Name, info.Pipeline)
 		}
 	}
-	e := newExecutor(t)
+	e := stagetest.New(t, families())
 	req := sdk.LoadRequest{
 		Dir: filepath.Join(parityRoot, "kimi_k3-tiny-q4"), Family: "kimi_k3", Layers: sdk.LayerRange{Start: 0, End: 4}, HasEmbedding: true, Threads: 1,
 	}

@@ -3,7 +3,6 @@ package main
 import (
 	"encoding/binary"
 	"math"
-	"path/filepath"
 	"slices"
 	"testing"
 
@@ -22,13 +21,7 @@ var (
 )
 
 func eachCheckpoint(t *testing.T, f func(t *testing.T, dir string)) {
-	eachOf(t, slices.Concat(smooth, sharp, routed), f)
-}
-
-func eachOf(t *testing.T, patterns []string, f func(t *testing.T, dir string)) {
-	for _, dir := range stagetest.Checkpoints(t, parityRoot, patterns...) {
-		t.Run(filepath.Base(dir), func(t *testing.T) { f(t, dir) })
-	}
+	stagetest.Each(t, parityRoot, slices.Concat(smooth, sharp, routed), f)
 }
 
 func TestTokensEqualGoldens(t *testing.T) {
@@ -37,10 +30,10 @@ func TestTokensEqualGoldens(t *testing.T) {
 
 // The tiny mixture is chaotic in bfloat16: its tokens in float32 are the test.
 func TestLogitsNearGoldens(t *testing.T) {
-	eachOf(t, smooth, func(t *testing.T, dir string) {
+	stagetest.Each(t, parityRoot, smooth, func(t *testing.T, dir string) {
 		t.Logf("largest difference: %.3f standard deviations", stagetest.Logits(t, families(), dir))
 	})
-	eachOf(t, sharp, func(t *testing.T, dir string) {
+	stagetest.Each(t, parityRoot, sharp, func(t *testing.T, dir string) {
 		t.Logf("flipped at %d steps", stagetest.RoutedLogits(t, families(), dir))
 	})
 }
@@ -48,7 +41,7 @@ func TestLogitsNearGoldens(t *testing.T) {
 // The three bits more of float16 bring every logit close to the golden in float32.
 func TestFloat16NearFloat32(t *testing.T) {
 	const tolerance = 0.1 // standard deviations
-	eachOf(t, slices.Concat(smooth, sharp), func(t *testing.T, dir string) {
+	stagetest.Each(t, parityRoot, slices.Concat(smooth, sharp), func(t *testing.T, dir string) {
 		golden := stagetest.ReadGolden(t, dir, "golden_f32.json")
 		p := stagetest.Open(t, families(), dir, stagetest.Options{Dtype: sdk.DtypeFloat16})
 		worst := 0.0

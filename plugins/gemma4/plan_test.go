@@ -1,95 +1,25 @@
 package main
 
 import (
-	"encoding/json"
-	"maps"
 	"math"
-	"os"
 	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
 
-	"github.com/mlxcel/mlxcel/mlxshared/mlx"
-	"github.com/mlxcel/mlxcel/mlxshared/nn"
-	"github.com/mlxcel/mlxcel/mlxshared/stage"
-	"github.com/mlxcel/mlxcel/mlxshared/weights"
+	"github.com/mlxcel/mlxcel/mlxshared/stage/stagetest"
 	"github.com/mlxcel/mlxcel/sdk"
 	"github.com/mlxcel/mlxcel/sdk/config"
 )
 
-func newExecutor(t *testing.T) *stage.Executor {
-	t.Helper()
-	e := stage.New(stage.Options{Name: "gemma4", Version: "test", Families: families(), Device: mlx.DeviceCPU})
-	t.Cleanup(func() {
-		if err := e.Close(); err != nil {
-			t.Error(err)
-		}
-	})
-	return e
-}
-
 func inspect(t *testing.T, dir string) *sdk.ModelProfile {
 	t.Helper()
-	p, err := newExecutor(t).Inspect(t.Context(), sdk.InspectRequest{Dir: dir})
-	if err != nil {
-		t.Fatal(err)
-	}
-	return p
-}
-
-func writeConfig(t *testing.T, values map[string]any) string {
-	t.Helper()
-	raw, err := json.Marshal(values)
-	if err != nil {
-		t.Fatal(err)
-	}
-	dir := t.TempDir()
-	if err := os.WriteFile(filepath.Join(dir, config.FileName), raw, 0o600); err != nil {
-		t.Fatal(err)
-	}
-	return dir
-}
-
-// bare writes the config of a checkpoint alone, with changes to its text model.
-func bare(t *testing.T, dir string, changes map[string]any) string {
-	t.Helper()
-	raw, err := os.ReadFile(filepath.Join(dir, config.FileName))
-	if err != nil {
-		t.Fatal(err)
-	}
-	var values map[string]any
-	if err := json.Unmarshal(raw, &values); err != nil {
-		t.Fatal(err)
-	}
-	target := values
-	if text, ok := values["text_config"].(map[string]any); ok {
-		target = text
-	}
-	maps.Copy(target, changes)
-	return writeConfig(t, values)
+	return stagetest.Inspect(t, families(), dir)
 }
 
 // What a config alone tells is what the headers tell, part by part.
 func TestPlanFromConfigAlone(t *testing.T) {
-	eachCheckpoint(t, func(t *testing.T, dir string) {
-		exact, estimate := inspect(t, dir), inspect(t, bare(t, dir, nil))
-		if !exact.Exact || estimate.Exact {
-			t.Errorf("exact is %v with weights, %v without", exact.Exact, estimate.Exact)
-		}
-		estimate.Exact = true
-		got, err := json.Marshal(estimate)
-		if err != nil {
-			t.Fatal(err)
-		}
-		want, err := json.Marshal(exact)
-		if err != nil {
-			t.Fatal(err)
-		}
-		if string(got) != string(want) {
-			t.Errorf("from the config\n%s\nfrom the headers\n%s", got, want)
-		}
-	})
+	eachCheckpoint(t, func(t *testing.T, dir string) { stagetest.PlanFromConfig(t, families(), dir, 0) })
 }
 
 func TestLayerKinds(t *testing.T) {
@@ -99,14 +29,12 @@ func TestLayerKinds(t *testing.T) {
 		"gemma4-moe-q4":  "sliding-attention-moe sliding-attention-moe sliding-attention-moe attention-moe sliding-attention-moe sliding-attention-moe sliding-attention-moe attention-moe",
 	} {
 		p := inspect(t, filepath.Join(parityRoot, name))
-		var kinds []string
 		for i, l := range p.Layers {
-			kinds = append(kinds, l.Kind)
 			if shared := strings.HasPrefix(l.Kind, "shared"); shared != (l.KVBytesPerToken == 0) {
 				t.Errorf("%s, layer %d: %+v", name, i, l)
 			}
 		}
-		if got := strings.Join(kinds, " "); got != want {
+		if got := stagetest.Kinds(p); got != want {
 			t.Errorf("%s: %s, want %s", name, got, want)
 		}
 	}
@@ -135,7 +63,7 @@ func e2b() map[string]any {
 }
 
 func TestAdjacencyOfE2B(t *testing.T) {
-	p := inspect(t, writeConfig(t, e2b()))
+	p := inspect(t, stagetest.Bare(t, e2b()))
 	if len(p.Adjacency) != 20 || p.Adjacency[0].Source != 13 || p.Adjacency[4].Source != 14 || p.Adjacency[19].Consumer != 34 {
 		t.Fatalf("%+v", p.Adjacency)
 	}
@@ -167,7 +95,7 @@ func TestCutIsRefused(t *testing.T) {
 	dir := filepath.Join(parityRoot, "gemma4-e2b-q4")
 	for _, r := range []sdk.LayerRange{{Start: 0, End: 4}, {Start: 4, End: 8}, {Start: 3, End: 8}, {Start: 2, End: 7}} {
 		req := sdk.LoadRequest{Dir: dir, Family: "gemma4", Layers: r, HasEmbedding: r.Start == 0, HasHead: r.End == 8, Threads: 1}
-		_, err := newExecutor(t).Load(t.Context(), req, nil)
+		_, err := stagetest.New(t, families()).Load(t.Context(), req, nil)
 		if err == nil || sdk.CodeOf(err) != sdk.CodeInvalid || !strings.Contains(err.Error(), "reads the keys and values of layer") {
 			t.Errorf("%v: %v", r, err)
 		}
@@ -176,48 +104,36 @@ func TestCutIsRefused(t *testing.T) {
 
 // What is not computed is refused with the key's name.
 func TestConfigFaults(t *testing.T) {
-	cases := []struct {
-		checkpoint string
-		changes    map[string]any
-		code       sdk.Code
-		want       string
-	}{
-		{"gemma3-text-q4", map[string]any{"hidden_activation": "gelu"}, sdk.CodeUnsupported, "hidden_activation"},
-		{"gemma3-text-q4", map[string]any{"attn_logit_softcapping": 50}, sdk.CodeUnsupported, "attn_logit_softcapping: 50"},
-		{"gemma3-text-q4", map[string]any{"final_logit_softcapping": 30}, sdk.CodeUnsupported, "final_logit_softcapping: 30"},
-		{"gemma3-text-q4", map[string]any{"use_bidirectional_attention": true}, sdk.CodeUnsupported, "use_bidirectional_attention: true"},
-		{"gemma3-mm-q4", map[string]any{"num_key_value_heads": 3}, sdk.CodeInvalid, "text_config.num_key_value_heads: is 3"},
-		{"gemma3-mm-q4", map[string]any{"head_dim": 31}, sdk.CodeInvalid, "text_config.head_dim: is 31"},
-		{"gemma3-mm-q4", map[string]any{"rope_scaling": map[string]any{"rope_type": "dynamic"}}, sdk.CodeUnsupported, "rope_scaling.rope_type"},
-		{"gemma4-e2b-q4", map[string]any{"layer_types": []string{fullAttention}}, sdk.CodeInvalid, "layer_types: has 1 entries for 8 layers"},
-		{"gemma4-e2b-q4", map[string]any{"num_kv_shared_layers": 8}, sdk.CodeInvalid, "num_kv_shared_layers: is 8 of 8 layers"},
-		{"gemma4-e2b-q4", map[string]any{"num_kv_shared_layers": 5}, sdk.CodeInvalid, "leaves layer 3 no full_attention layer"},
-		{"gemma4-e2b-q4", map[string]any{"vocab_size_per_layer_input": 300}, sdk.CodeUnsupported, "vocab_size_per_layer_input: 300"},
-		{"gemma4-e2b-q4", map[string]any{"rope_traditional": true}, sdk.CodeUnsupported, "rope_traditional"},
-		{"gemma4-e2b-q4", map[string]any{"rope_parameters": map[string]any{slidingAttention: map[string]any{"partial_rotary_factor": 0.5}}}, sdk.CodeUnsupported, "partial_rotary_factor: 0.5"},
-		{"gemma4-e2b-q4", map[string]any{"rope_parameters": map[string]any{fullAttention: map[string]any{"rope_type": "yarn"}}}, sdk.CodeUnsupported, `"yarn"`},
-		{"gemma4-moe-q4", map[string]any{"top_k_experts": 9}, sdk.CodeInvalid, "top_k_experts: is 9 of 8 experts"},
-		{"gemma4-moe-q4", map[string]any{"num_global_key_value_heads": 3}, sdk.CodeInvalid, "num_global_key_value_heads: is 3"},
-	}
-	e := newExecutor(t)
-	for _, c := range cases {
-		_, err := e.Inspect(t.Context(), sdk.InspectRequest{Dir: bare(t, filepath.Join(parityRoot, c.checkpoint), c.changes)})
-		if err == nil || sdk.CodeOf(err) != c.code || !strings.Contains(err.Error(), c.want) {
-			t.Errorf("%s with %v: %v, want %v with %q", c.checkpoint, c.changes, err, c.code, c.want)
-		}
-	}
-	if _, err := e.Inspect(t.Context(), sdk.InspectRequest{Dir: writeConfig(t, map[string]any{"model_type": "gemma4"})}); err == nil || !strings.Contains(err.Error(), "text_config: is missing") {
+	refuses := stagetest.Refusing(t, families(), parityRoot)
+	refuses("gemma3-text-q4", map[string]any{"hidden_activation": "gelu"}, sdk.CodeUnsupported, "hidden_activation")
+	refuses("gemma3-text-q4", map[string]any{"attn_logit_softcapping": 50}, sdk.CodeUnsupported, "attn_logit_softcapping: 50")
+	refuses("gemma3-text-q4", map[string]any{"final_logit_softcapping": 30}, sdk.CodeUnsupported, "final_logit_softcapping: 30")
+	refuses("gemma3-text-q4", map[string]any{"use_bidirectional_attention": true}, sdk.CodeUnsupported, "use_bidirectional_attention: true")
+	refuses("gemma3-mm-q4", map[string]any{"num_key_value_heads": 3}, sdk.CodeInvalid, "text_config.num_key_value_heads: is 3")
+	refuses("gemma3-mm-q4", map[string]any{"head_dim": 31}, sdk.CodeInvalid, "text_config.head_dim: is 31")
+	refuses("gemma3-mm-q4", map[string]any{"rope_scaling": map[string]any{"rope_type": "dynamic"}}, sdk.CodeUnsupported, "rope_scaling.rope_type")
+	refuses("gemma4-e2b-q4", map[string]any{"layer_types": []string{fullAttention}}, sdk.CodeInvalid, "layer_types: has 1 entries for 8 layers")
+	refuses("gemma4-e2b-q4", map[string]any{"num_kv_shared_layers": 8}, sdk.CodeInvalid, "num_kv_shared_layers: is 8 of 8 layers")
+	refuses("gemma4-e2b-q4", map[string]any{"num_kv_shared_layers": 5}, sdk.CodeInvalid, "leaves layer 3 no full_attention layer")
+	refuses("gemma4-e2b-q4", map[string]any{"vocab_size_per_layer_input": 300}, sdk.CodeUnsupported, "vocab_size_per_layer_input: 300")
+	refuses("gemma4-e2b-q4", map[string]any{"rope_traditional": true}, sdk.CodeUnsupported, "rope_traditional")
+	refuses("gemma4-e2b-q4", map[string]any{"rope_parameters": map[string]any{slidingAttention: map[string]any{"partial_rotary_factor": 0.5}}}, sdk.CodeUnsupported, "partial_rotary_factor: 0.5")
+	refuses("gemma4-e2b-q4", map[string]any{"rope_parameters": map[string]any{fullAttention: map[string]any{"rope_type": "yarn"}}}, sdk.CodeUnsupported, `"yarn"`)
+	refuses("gemma4-moe-q4", map[string]any{"top_k_experts": 9}, sdk.CodeInvalid, "top_k_experts: is 9 of 8 experts")
+	refuses("gemma4-moe-q4", map[string]any{"num_global_key_value_heads": 3}, sdk.CodeInvalid, "num_global_key_value_heads: is 3")
+	bare := stagetest.Bare(t, map[string]any{"model_type": "gemma4"})
+	if _, err := stagetest.New(t, families()).Inspect(t.Context(), sdk.InspectRequest{Dir: bare}); !stagetest.Is(err, sdk.CodeInvalid, "text_config: is missing") {
 		t.Errorf("gemma4 without text_config: %v", err)
 	}
 }
 
 // The defaults are those of mlx-lm's ModelArgs.
 func TestDefaults(t *testing.T) {
-	p := inspect(t, writeConfig(t, map[string]any{"model_type": "gemma3", "text_config": map[string]any{}}))
+	p := inspect(t, stagetest.Bare(t, map[string]any{"model_type": "gemma3", "text_config": map[string]any{}}))
 	if p.VocabSize != 262208 || len(p.Layers) != 26 || p.Layers[5].Kind != "attention" || p.Layers[4].Kind != "sliding-attention" || p.Layers[0].KVBytesPerToken != 2*2*4*256 {
 		t.Errorf("gemma3: %d tokens, %+v", p.VocabSize, p.Layers)
 	}
-	p = inspect(t, writeConfig(t, map[string]any{"model_type": "gemma4_text"}))
+	p = inspect(t, stagetest.Bare(t, map[string]any{"model_type": "gemma4_text"}))
 	if p.VocabSize != 262144 || len(p.Layers) != 35 || p.Layers[4].KVBytesPerToken != 2*2*512 || p.Layers[3].KVBytesPerToken != 2*2*256 || p.Boundary.Width != 1536+35*256 {
 		t.Errorf("gemma4: %d tokens, %+v", p.VocabSize, p.Layers)
 	}
@@ -263,35 +179,5 @@ func TestProportionalRope(t *testing.T) {
 
 // Every family takes any config: it records faults, or describes a model whose layers can be priced.
 func FuzzFamilyConfigs(f *testing.F) {
-	for _, name := range []string{"gemma3-text-q4", "gemma3-mm-q4", "gemma4-text-q4", "gemma4-moe-q4", "gemma4_vlm-e2b-q4"} {
-		raw, err := os.ReadFile(filepath.Join(parityRoot, name, config.FileName))
-		if err != nil {
-			f.Fatal(err)
-		}
-		f.Add(raw)
-	}
-	f.Fuzz(func(t *testing.T, raw []byte) {
-		for _, family := range families() {
-			o, err := config.Parse(raw, config.FileName)
-			if err != nil {
-				return
-			}
-			m := family.Model(o)
-			if o.Err() != nil {
-				continue
-			}
-			s := m.Shape()
-			b := &nn.Builder{Loader: weights.NewLoader(weights.Options{Plain: mlx.BFloat16, Names: s.Names}), Dtype: mlx.BFloat16}
-			m.Embedding(b)
-			for i := range min(s.Layers, 5) {
-				if kind := m.Layer(b, i).Kind(); kind == "" {
-					t.Fatalf("%s: layer %d has no kind", family.Info().Name, i)
-				}
-			}
-			m.Head(b)
-			if b.Err() == nil && b.Bytes() < 1 {
-				t.Fatalf("%s: %d bytes", family.Info().Name, b.Bytes())
-			}
-		}
-	})
+	stagetest.FuzzConfigs(f, families(), parityRoot, []string{"gemma3-text-q4", "gemma3-mm-q4", "gemma4-text-q4", "gemma4-moe-q4", "gemma4_vlm-e2b-q4"})
 }

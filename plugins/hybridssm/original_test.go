@@ -3,9 +3,7 @@ package main
 import (
 	"encoding/binary"
 	"fmt"
-	"io"
 	"math"
-	"os"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -13,15 +11,9 @@ import (
 
 	"github.com/mlxcel/mlxcel/mlxshared/stage/stagetest"
 	"github.com/mlxcel/mlxcel/sdk"
-	"github.com/mlxcel/mlxcel/sdk/safetensors"
 )
 
-// tensor is a tensor in memory.
-type tensor struct {
-	dtype string
-	shape []int64
-	data  []byte
-}
+type tensor = stagetest.Tensor
 
 // Checkpoints in their makers' names and layouts give the same tokens as the converted ones.
 func TestOriginalLayouts(t *testing.T) {
@@ -48,11 +40,11 @@ func TestOriginalLayouts(t *testing.T) {
 	for _, c := range cases {
 		t.Run(c.checkpoint, func(t *testing.T) {
 			src := filepath.Join(parityRoot, c.checkpoint)
-			tensors := readTensors(t, src)
+			tensors := stagetest.ReadTensors(t, src)
 			for name, x := range tensors {
 				switch {
 				case strings.HasSuffix(name, "conv1d.weight"):
-					x.shape = []int64{x.shape[0], 1, x.shape[1]} // [channels, 1, width] lies like [channels, width, 1]
+					x.Shape = []int64{x.Shape[0], 1, x.Shape[1]} // [channels, 1, width] lies like [channels, width, 1]
 				case c.minusOne && isOffsetNorm(name):
 					x = minusOne(x)
 				}
@@ -62,11 +54,15 @@ func TestOriginalLayouts(t *testing.T) {
 				c.experts(tensors)
 			}
 			if c.extra != "" {
-				tensors[c.extra] = tensor{"F32", []int64{1}, make([]byte, 4)}
+				tensors[c.extra] = tensor{Dtype: "F32", Shape: []int64{1}, Data: make([]byte, 4)}
 			}
 			dir := t.TempDir()
-			writeTensors(t, dir, tensors, c.rename)
-			writeConfig(t, dir, readConfig(t, c.checkpoint, nil))
+			renamed := map[string]tensor{}
+			for name, x := range tensors {
+				renamed[c.rename(name)] = x
+			}
+			stagetest.WriteTensors(t, dir, renamed)
+			stagetest.WriteConfig(t, dir, stagetest.ReadConfig(t, src, nil))
 			golden := stagetest.ReadGolden(t, src, "golden_f32.json").Runs[0]
 			p := stagetest.Open(t, families(), dir, stagetest.Options{Stages: 2, Dtype: sdk.DtypeFloat32})
 			p.Reserve(sdk.Reservation{Seq: 1, Prompt: golden.IDs})
@@ -74,44 +70,6 @@ func TestOriginalLayouts(t *testing.T) {
 				t.Errorf("tokens %v, want %v", got, golden.Tokens)
 			}
 		})
-	}
-}
-
-func readTensors(t *testing.T, dir string) map[string]tensor {
-	t.Helper()
-	c, err := safetensors.Open(dir)
-	if err != nil {
-		t.Fatal(err)
-	}
-	all := map[string]tensor{}
-	for _, name := range c.Names() {
-		h, _ := c.Lookup(name)
-		f, err := os.Open(h.Path)
-		if err != nil {
-			t.Fatal(err)
-		}
-		raw := make([]byte, h.Size)
-		_, err = f.ReadAt(raw, h.Offset)
-		f.Close()
-		if err != nil {
-			t.Fatal(err)
-		}
-		all[name] = tensor{h.Dtype, h.Shape, raw}
-	}
-	return all
-}
-
-func writeTensors(t *testing.T, dir string, tensors map[string]tensor, rename func(string) string) {
-	t.Helper()
-	var entries []safetensors.Entry
-	for name, x := range tensors {
-		entries = append(entries, safetensors.Entry{Name: rename(name), Dtype: x.dtype, Shape: x.shape, Write: func(w io.Writer) error {
-			_, err := w.Write(x.data)
-			return err
-		}})
-	}
-	if err := safetensors.WriteFile(filepath.Join(dir, "model.safetensors"), nil, entries); err != nil {
-		t.Fatal(err)
 	}
 }
 
@@ -137,16 +95,16 @@ func float32Tensor(values []float32, shape ...int64) tensor {
 	for _, v := range values {
 		raw = binary.LittleEndian.AppendUint32(raw, math.Float32bits(v))
 	}
-	return tensor{"F32", shape, raw}
+	return tensor{Dtype: "F32", Shape: shape, Data: raw}
 }
 
 // minusOne is exact: weights near 1 in bfloat16 have few bits.
 func minusOne(x tensor) tensor {
-	values := bfloats(x.data)
+	values := bfloats(x.Data)
 	for i := range values {
 		values[i]--
 	}
-	return float32Tensor(values, x.shape...)
+	return float32Tensor(values, x.Shape...)
 }
 
 // expertsApart replaces stacks by a tensor for each expert.
@@ -156,9 +114,9 @@ func expertsApart(tensors map[string]tensor) {
 		if !ok {
 			continue
 		}
-		size := len(x.data) / int(x.shape[0])
-		for e := range int(x.shape[0]) {
-			tensors[fmt.Sprintf("%s.experts.%d.%s", before, e, after)] = tensor{x.dtype, x.shape[1:], x.data[e*size : (e+1)*size]}
+		size := len(x.Data) / int(x.Shape[0])
+		for e := range int(x.Shape[0]) {
+			tensors[fmt.Sprintf("%s.experts.%d.%s", before, e, after)] = tensor{Dtype: x.Dtype, Shape: x.Shape[1:], Data: x.Data[e*size : (e+1)*size]}
 		}
 		delete(tensors, name)
 	}
@@ -180,11 +138,11 @@ func expertsFused(tensors map[string]tensor) {
 			}
 		}
 		gate, up := unpacked["gate_proj"], unpacked["up_proj"]
-		experts := gate.shape[0]
-		size := len(gate.data) / int(experts)
-		fused := tensor{"F32", []int64{experts, 2 * gate.shape[1], gate.shape[2]}, nil}
+		experts := gate.Shape[0]
+		size := len(gate.Data) / int(experts)
+		fused := tensor{Dtype: "F32", Shape: []int64{experts, 2 * gate.Shape[1], gate.Shape[2]}}
 		for e := range int(experts) {
-			fused.data = append(append(fused.data, gate.data[e*size:(e+1)*size]...), up.data[e*size:(e+1)*size]...)
+			fused.Data = append(append(fused.Data, gate.Data[e*size:(e+1)*size]...), up.Data[e*size:(e+1)*size]...)
 		}
 		tensors[before+".experts.gate_up_proj"] = fused
 		tensors[before+".experts.down_proj"] = unpacked["down_proj"]
@@ -193,14 +151,14 @@ func expertsFused(tensors map[string]tensor) {
 
 // unpack is the float32 values of a 4-bit affine stack.
 func unpack(weight, scales, biases tensor) tensor {
-	s, b := bfloats(scales.data), bfloats(biases.data)
-	values := make([]float32, 2*len(weight.data))
+	s, b := bfloats(scales.Data), bfloats(biases.Data)
+	values := make([]float32, 2*len(weight.Data))
 	group := len(values) / len(s)
 	for i := range values {
-		q := weight.data[i/2] >> (4 * (i % 2)) & 15
+		q := weight.Data[i/2] >> (4 * (i % 2)) & 15
 		values[i] = float32(float64(q)*float64(s[i/group]) + float64(b[i/group]))
 	}
-	shape := slices.Clone(weight.shape)
+	shape := slices.Clone(weight.Shape)
 	shape[2] *= 8
 	return float32Tensor(values, shape...)
 }

@@ -1,7 +1,6 @@
 package main
 
 import (
-	"path/filepath"
 	"slices"
 	"testing"
 
@@ -21,13 +20,7 @@ var (
 )
 
 func eachCheckpoint(t *testing.T, f func(t *testing.T, dir string)) {
-	eachOf(t, slices.Concat(steady, flips, chaotic), f)
-}
-
-func eachOf(t *testing.T, patterns []string, f func(t *testing.T, dir string)) {
-	for _, dir := range stagetest.Checkpoints(t, parityRoot, patterns...) {
-		t.Run(filepath.Base(dir), func(t *testing.T) { f(t, dir) })
-	}
+	stagetest.Each(t, parityRoot, slices.Concat(steady, flips, chaotic), f)
 }
 
 func TestTokensEqualGoldens(t *testing.T) {
@@ -35,10 +28,10 @@ func TestTokensEqualGoldens(t *testing.T) {
 }
 
 func TestLogitsNearGoldens(t *testing.T) {
-	eachOf(t, steady, func(t *testing.T, dir string) {
+	stagetest.Each(t, parityRoot, steady, func(t *testing.T, dir string) {
 		t.Logf("largest difference: %.3f standard deviations", stagetest.Logits(t, families(), dir))
 	})
-	eachOf(t, flips, func(t *testing.T, dir string) {
+	stagetest.Each(t, parityRoot, flips, func(t *testing.T, dir string) {
 		t.Logf("flipped at %d steps", stagetest.RoutedLogits(t, families(), dir))
 	})
 }
@@ -52,4 +45,9 @@ func TestNoiseIsTheGoldens(t *testing.T) {
 
 func TestBitsDoNotDependOnTheRun(t *testing.T) {
 	eachCheckpoint(t, func(t *testing.T, dir string) { stagetest.Bits(t, families(), dir, sdk.DtypeAuto) })
+}
+
+// Families that are published in block-scaled float8 take it.
+func TestFloat8(t *testing.T) {
+	stagetest.Each(t, parityRoot, []string{"qwen3_next-base-q4", "qwen3_5-base-q4"}, func(t *testing.T, dir string) { stagetest.Float8(t, families(), dir) })
 }

@@ -1,100 +1,28 @@
 package main
 
 import (
-	"encoding/json"
-	"maps"
 	"math"
-	"os"
 	"path/filepath"
-	"strings"
 	"testing"
 
-	"github.com/mlxcel/mlxcel/mlxshared/mlx"
-	"github.com/mlxcel/mlxcel/mlxshared/stage"
+	"github.com/mlxcel/mlxcel/mlxshared/stage/stagetest"
 	"github.com/mlxcel/mlxcel/sdk"
-	"github.com/mlxcel/mlxcel/sdk/config"
 )
-
-func newExecutor(t *testing.T) *stage.Executor {
-	t.Helper()
-	e := stage.New(stage.Options{Name: "test", Version: "test", Families: families(), Device: mlx.DeviceCPU})
-	t.Cleanup(func() {
-		if err := e.Close(); err != nil {
-			t.Error(err)
-		}
-	})
-	return e
-}
 
 func inspect(t *testing.T, dir string) *sdk.ModelProfile {
 	t.Helper()
-	p, err := newExecutor(t).Inspect(t.Context(), sdk.InspectRequest{Dir: dir})
-	if err != nil {
-		t.Fatal(err)
-	}
-	return p
+	return stagetest.Inspect(t, families(), dir)
 }
 
-// readConfig reads a checkpoint's config and makes changes to its text part; a nil value takes a key away.
-func readConfig(t *testing.T, checkpoint string, changes map[string]any) map[string]any {
+// bare is a checkpoint's config alone, changed.
+func bare(t *testing.T, checkpoint string, changes map[string]any) string {
 	t.Helper()
-	raw, err := os.ReadFile(filepath.Join(parityRoot, checkpoint, config.FileName))
-	if err != nil {
-		t.Fatal(err)
-	}
-	var values map[string]any
-	if err := json.Unmarshal(raw, &values); err != nil {
-		t.Fatal(err)
-	}
-	target := values
-	if text, ok := values["text_config"].(map[string]any); ok {
-		target = text
-	}
-	maps.Copy(target, changes)
-	maps.DeleteFunc(target, func(_ string, v any) bool { return v == nil })
-	return values
-}
-
-// bare writes a config without weights.
-func bare(t *testing.T, values map[string]any) string {
-	t.Helper()
-	dir := t.TempDir()
-	writeConfig(t, dir, values)
-	return dir
-}
-
-func writeConfig(t *testing.T, dir string, values map[string]any) {
-	t.Helper()
-	raw, err := json.Marshal(values)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := os.WriteFile(filepath.Join(dir, config.FileName), raw, 0o600); err != nil {
-		t.Fatal(err)
-	}
+	return stagetest.Bare(t, stagetest.ReadConfig(t, filepath.Join(parityRoot, checkpoint), changes))
 }
 
 // What a config alone tells is what the headers tell, part by part.
 func TestPlanFromConfigAlone(t *testing.T) {
-	eachCheckpoint(t, func(t *testing.T, dir string) {
-		exact, estimate := inspect(t, dir), inspect(t, bare(t, readConfig(t, filepath.Base(dir), nil)))
-		if !exact.Exact || estimate.Exact {
-			t.Errorf("exact is %v with weights, %v without", exact.Exact, estimate.Exact)
-		}
-		same := func(what string, got, want int64) {
-			if math.Abs(float64(got-want)) > 0.02*float64(want) {
-				t.Errorf("%s: %d bytes from the config, %d from the headers", what, got, want)
-			}
-		}
-		same("embedding", estimate.Embedding, exact.Embedding)
-		same("head", estimate.Head, exact.Head)
-		for i, l := range exact.Layers {
-			same(l.Kind, estimate.Layers[i].Weights, l.Weights)
-			if e := estimate.Layers[i]; e.Kind != l.Kind || e.KVBytesPerToken != l.KVBytesPerToken || e.StateBytes != l.StateBytes {
-				t.Errorf("layer %d: %+v from the config, %+v from the headers", i, e, l)
-			}
-		}
-	})
+	eachCheckpoint(t, func(t *testing.T, dir string) { stagetest.PlanFromConfig(t, families(), dir, 0.02) })
 }
 
 // Layers keep a cache of keys and values (32 bytes a head and position in 16 bits), or states of fixed size, or nothing.
@@ -119,14 +47,12 @@ func TestKindsAndState(t *testing.T) {
 	}
 	for _, c := range cases {
 		p := inspect(t, filepath.Join(parityRoot, c.checkpoint))
-		var kinds []string
 		for _, l := range p.Layers {
-			kinds = append(kinds, l.Kind)
 			if want, ok := c.state[l.Kind]; ok && (l.KVBytesPerToken != want[0] || l.StateBytes != want[1]) {
 				t.Errorf("%s: %s keeps %d bytes a position and %d fixed, want %v", c.checkpoint, l.Kind, l.KVBytesPerToken, l.StateBytes, want)
 			}
 		}
-		if got := strings.Join(kinds, " "); got != c.kinds {
+		if got := stagetest.Kinds(p); got != c.kinds {
 			t.Errorf("%s: %s, want %s", c.checkpoint, got, c.kinds)
 		}
 	}
@@ -152,12 +78,8 @@ func TestPublishedParameters(t *testing.T) {
 			"moe_intermediate_size": 512, "shared_expert_intermediate_size": 512, "rms_norm_eps": 1e-6, "vocab_size": 151936}, 79.7},
 	}
 	for name, c := range cases {
-		p := inspect(t, bare(t, c.config))
-		total := p.Embedding + p.Head
-		for _, l := range p.Layers {
-			total += l.Weights
-		}
-		if got := float64(total) / 2 / 1e9; math.Abs(got-c.parameters) > 0.01*c.parameters {
+		p := inspect(t, stagetest.Bare(t, c.config))
+		if got := float64(stagetest.Weights(p)) / 2 / 1e9; math.Abs(got-c.parameters) > 0.01*c.parameters {
 			t.Errorf("%s: %.2f billion parameters, want %.1f", name, got, c.parameters)
 		}
 	}
@@ -167,53 +89,40 @@ func TestPublishedParameters(t *testing.T) {
 func TestRefuses(t *testing.T) {
 	const jamba, nemotron, next, dense, experts = "jamba-base-q4", "nemotron_h-moe-q4", "qwen3_next-base-q4", "qwen3_5-base-q4", "qwen3_5_moe-base-q4"
 	type m = map[string]any
-	cases := []struct {
-		checkpoint string
-		changes    m
-		code       sdk.Code
-		want       string
-	}{
-		{jamba, m{"hidden_act": "gelu"}, sdk.CodeUnsupported, "hidden_act"},
-		{jamba, m{"mamba_d_conv": 1}, sdk.CodeUnsupported, "mamba_d_conv: 1"},
-		{jamba, m{"mamba_expand": 1 << 30}, sdk.CodeInvalid, "mamba_expand: makes a layer"},
-		{dense, m{"linear_value_head_dim": 1 << 30}, sdk.CodeInvalid, "text_config.linear_value_head_dim: makes a layer"},
-		{jamba, m{"mamba_dt_rank": "small"}, sdk.CodeInvalid, "mamba_dt_rank"},
-		{jamba, m{"expert_layer_period": 3}, sdk.CodeUnsupported, "expert_layer_offset: 1 with a period of 3"},
-		{jamba, m{"num_experts_per_tok": 5}, sdk.CodeInvalid, "num_experts_per_tok: is 5 of 4"},
-		{jamba, m{"attn_layer_period": nil}, sdk.CodeInvalid, "attn_layer_period: is missing"},
-		{jamba, m{"layers_block_type": []string{"mamba"}}, sdk.CodeInvalid, "layers_block_type: has 1 entries for 8 layers"},
-		{jamba, m{"num_hidden_layers": 1, "layers_block_type": []string{"hyena"}}, sdk.CodeUnsupported, `layers_block_type[0]: "hyena"`},
-		{nemotron, m{"hybrid_override_pattern": "MXM"}, sdk.CodeUnsupported, "hybrid_override_pattern: letter 1 is 'X'"},
-		{nemotron, m{"hybrid_override_pattern": ""}, sdk.CodeInvalid, "hybrid_override_pattern: is empty"},
-		{nemotron, m{"hybrid_override_pattern": 7}, sdk.CodeInvalid, "hybrid_override_pattern"},
-		{nemotron, m{"hybrid_override_pattern": nil}, sdk.CodeInvalid, "hybrid_override_pattern: is missing"},
-		{nemotron, m{"hybrid_override_pattern": nil, "layer_types": []string{"mamba", "rwkv"}}, sdk.CodeUnsupported, `layer_types[1]: "rwkv"`},
-		{nemotron, m{"mlp_hidden_act": "silu"}, sdk.CodeUnsupported, "mlp_hidden_act"},
-		{nemotron, m{"sliding_window": 128}, sdk.CodeUnsupported, "sliding_window"},
-		{nemotron, m{"tie_word_embeddings": true}, sdk.CodeUnsupported, "tie_word_embeddings"},
-		{nemotron, m{"time_step_limit": []any{0.5}}, sdk.CodeInvalid, "time_step_limit: is no list of two numbers"},
-		{nemotron, m{"time_step_limit": []any{2, 1}}, sdk.CodeInvalid, "time_step_limit"},
-		{nemotron, m{"time_step_limit": []any{0, m{"__float__": "NaN"}}}, sdk.CodeInvalid, "time_step_limit"},
-		{nemotron, m{"n_groups": 3}, sdk.CodeInvalid, "n_groups: is 3"},
-		{nemotron, m{"n_group": 3}, sdk.CodeInvalid, "n_group: 3 groups of 8"},
-		{next, m{"attn_output_gate": false}, sdk.CodeUnsupported, "attn_output_gate"},
-		{next, m{"partial_rotary_factor": 1.5}, sdk.CodeInvalid, "partial_rotary_factor: is 1.5"},
-		{next, m{"linear_num_key_heads": 3}, sdk.CodeInvalid, "linear_num_key_heads: is 3"},
-		{next, m{"mlp_only_layers": []any{"first"}}, sdk.CodeInvalid, "mlp_only_layers: holds first"},
-		{next, m{"use_sliding_window": true}, sdk.CodeUnsupported, "use_sliding_window"},
-		{dense, m{"layer_types": []string{"full_attention"}}, sdk.CodeInvalid, "text_config.layer_types: has 1 entries"},
-		{dense, m{"full_attention_interval": 2}, sdk.CodeUnsupported, "text_config.layer_types[1]"},
-		{dense, m{"mamba_ssm_dtype": "bfloat16"}, sdk.CodeUnsupported, "text_config.mamba_ssm_dtype"},
-		{experts, m{"decoder_sparse_step": 2}, sdk.CodeUnsupported, "text_config.decoder_sparse_step: 2"},
-		{experts, m{"mlp_only_layers": []int{0}}, sdk.CodeUnsupported, "text_config.mlp_only_layers"},
-	}
-	e := newExecutor(t)
-	for _, c := range cases {
-		_, err := e.Inspect(t.Context(), sdk.InspectRequest{Dir: bare(t, readConfig(t, c.checkpoint, c.changes))})
-		if err == nil || sdk.CodeOf(err) != c.code || !strings.Contains(err.Error(), c.want) {
-			t.Errorf("%s with %v: %v, want %v with %q", c.checkpoint, c.changes, err, c.code, c.want)
-		}
-	}
+	refuses := stagetest.Refusing(t, families(), parityRoot)
+	refuses(jamba, m{"hidden_act": "gelu"}, sdk.CodeUnsupported, "hidden_act")
+	refuses(jamba, m{"mamba_d_conv": 1}, sdk.CodeUnsupported, "mamba_d_conv: 1")
+	refuses(jamba, m{"mamba_expand": 1 << 30}, sdk.CodeInvalid, "mamba_expand: makes a layer")
+	refuses(dense, m{"linear_value_head_dim": 1 << 30}, sdk.CodeInvalid, "text_config.linear_value_head_dim: makes a layer")
+	refuses(jamba, m{"mamba_dt_rank": "small"}, sdk.CodeInvalid, "mamba_dt_rank")
+	refuses(jamba, m{"expert_layer_period": 3}, sdk.CodeUnsupported, "expert_layer_offset: 1 with a period of 3")
+	refuses(jamba, m{"num_experts_per_tok": 5}, sdk.CodeInvalid, "num_experts_per_tok: is 5 of 4")
+	refuses(jamba, m{"attn_layer_period": nil}, sdk.CodeInvalid, "attn_layer_period: is missing")
+	refuses(jamba, m{"layers_block_type": []string{"mamba"}}, sdk.CodeInvalid, "layers_block_type: has 1 entries for 8 layers")
+	refuses(jamba, m{"num_hidden_layers": 1, "layers_block_type": []string{"hyena"}}, sdk.CodeUnsupported, `layers_block_type[0]: "hyena"`)
+	refuses(nemotron, m{"hybrid_override_pattern": "MXM"}, sdk.CodeUnsupported, "hybrid_override_pattern: letter 1 is 'X'")
+	refuses(nemotron, m{"hybrid_override_pattern": ""}, sdk.CodeInvalid, "hybrid_override_pattern: is empty")
+	refuses(nemotron, m{"hybrid_override_pattern": 7}, sdk.CodeInvalid, "hybrid_override_pattern")
+	refuses(nemotron, m{"hybrid_override_pattern": nil}, sdk.CodeInvalid, "hybrid_override_pattern: is missing")
+	refuses(nemotron, m{"hybrid_override_pattern": nil, "layer_types": []string{"mamba", "rwkv"}}, sdk.CodeUnsupported, `layer_types[1]: "rwkv"`)
+	refuses(nemotron, m{"mlp_hidden_act": "silu"}, sdk.CodeUnsupported, "mlp_hidden_act")
+	refuses(nemotron, m{"sliding_window": 128}, sdk.CodeUnsupported, "sliding_window")
+	refuses(nemotron, m{"tie_word_embeddings": true}, sdk.CodeUnsupported, "tie_word_embeddings")
+	refuses(nemotron, m{"time_step_limit": []any{0.5}}, sdk.CodeInvalid, "time_step_limit: is no list of two numbers")
+	refuses(nemotron, m{"time_step_limit": []any{2, 1}}, sdk.CodeInvalid, "time_step_limit")
+	refuses(nemotron, m{"time_step_limit": []any{0, m{"__float__": "NaN"}}}, sdk.CodeInvalid, "time_step_limit")
+	refuses(nemotron, m{"n_groups": 3}, sdk.CodeInvalid, "n_groups: is 3")
+	refuses(nemotron, m{"n_group": 3}, sdk.CodeInvalid, "n_group: 3 groups of 8")
+	refuses(next, m{"attn_output_gate": false}, sdk.CodeUnsupported, "attn_output_gate")
+	refuses(next, m{"partial_rotary_factor": 1.5}, sdk.CodeInvalid, "partial_rotary_factor: is 1.5")
+	refuses(next, m{"linear_num_key_heads": 3}, sdk.CodeInvalid, "linear_num_key_heads: is 3")
+	refuses(next, m{"mlp_only_layers": []any{"first"}}, sdk.CodeInvalid, "mlp_only_layers: holds first")
+	refuses(next, m{"use_sliding_window": true}, sdk.CodeUnsupported, "use_sliding_window")
+	refuses(dense, m{"layer_types": []string{"full_attention"}}, sdk.CodeInvalid, "text_config.layer_types: has 1 entries")
+	refuses(dense, m{"full_attention_interval": 2}, sdk.CodeUnsupported, "text_config.layer_types[1]")
+	refuses(dense, m{"mamba_ssm_dtype": "bfloat16"}, sdk.CodeUnsupported, "text_config.mamba_ssm_dtype")
+	refuses(experts, m{"decoder_sparse_step": 2}, sdk.CodeUnsupported, "text_config.decoder_sparse_step: 2")
+	refuses(experts, m{"mlp_only_layers": []int{0}}, sdk.CodeUnsupported, "text_config.mlp_only_layers")
 }
 
 // The spellings of one config give one profile.
@@ -234,7 +143,7 @@ func TestSpellings(t *testing.T) {
 			"mamba", "mamba", "attention", "mamba", "mamba", "mamba", "attention", "mamba"}}},
 	}
 	for _, c := range cases {
-		want, got := inspect(t, bare(t, readConfig(t, c.checkpoint, nil))), inspect(t, bare(t, readConfig(t, c.checkpoint, c.changes)))
+		want, got := inspect(t, bare(t, c.checkpoint, nil)), inspect(t, bare(t, c.checkpoint, c.changes))
 		if len(got.Layers) != len(want.Layers) {
 			t.Fatalf("%v: %d layers, want %d", c.changes, len(got.Layers), len(want.Layers))
 		}
@@ -247,27 +156,6 @@ func TestSpellings(t *testing.T) {
 }
 
 func FuzzConfig(f *testing.F) {
-	for _, name := range []string{"jamba-base-q4", "nemotron_h-moe-q4", "qwen3_next-base-q4", "qwen3_5-base-q4", "qwen3_5_moe-base-q4"} {
-		raw, err := os.ReadFile(filepath.Join(parityRoot, name, config.FileName))
-		if err != nil {
-			f.Fatal(err)
-		}
-		f.Add(raw)
-	}
-	f.Add([]byte(`{"model_type": "nemotron_h", "time_step_limit": [0.0, Infinity], "hybrid_override_pattern": ["M", "*"]}`))
-	f.Fuzz(func(t *testing.T, raw []byte) {
-		for _, family := range families() {
-			o, err := config.Parse(raw, config.FileName)
-			if err != nil {
-				return
-			}
-			m := family.Model(o)
-			if o.Err() != nil {
-				continue
-			}
-			if s := m.Shape(); s.Layers < 1 || s.Width < 1 || s.Vocab < 1 {
-				t.Fatalf("%s: %+v passed", family.Info().Name, s)
-			}
-		}
-	})
+	stagetest.FuzzConfigs(f, families(), parityRoot, []string{"jamba-base-q4", "nemotron_h-moe-q4", "qwen3_next-base-q4", "qwen3_5-base-q4", "qwen3_5_moe-base-q4"},
+		`{"model_type": "nemotron_h", "time_step_limit": [0.0, Infinity], "hybrid_override_pattern": ["M", "*"]}`)
 }

@@ -68,7 +68,7 @@ func TestStagesHoldTheirOwn(t *testing.T) {
 		profile := inspect(t, dir)
 		n := len(profile.Layers)
 		for cut := 1; cut < n; cut++ {
-			e := newExecutor(t)
+			e := stagetest.New(t, families())
 			report, err := e.Load(t.Context(), sdk.LoadRequest{
 				Dir: dir, Family: profile.Family, Layers: sdk.LayerRange{Start: cut, End: n}, HasHead: true, Threads: 1,
 			}, nil)

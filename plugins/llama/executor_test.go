@@ -10,77 +10,33 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/mlxcel/mlxcel/mlxshared/mlx"
-	"github.com/mlxcel/mlxcel/mlxshared/stage"
 	"github.com/mlxcel/mlxcel/mlxshared/stage/stagetest"
 	"github.com/mlxcel/mlxcel/sdk"
 	"github.com/mlxcel/mlxcel/sdk/config"
 	"github.com/mlxcel/mlxcel/sdk/safetensors"
 )
 
-func newExecutor(t *testing.T) *stage.Executor {
-	t.Helper()
-	e := stage.New(stage.Options{Name: "llama", Version: "test", Families: families(), Device: mlx.DeviceCPU})
-	t.Cleanup(func() {
-		if err := e.Close(); err != nil {
-			t.Error(err)
-		}
-	})
-	return e
-}
-
 func isFault(err error, code sdk.Code, tensor string) bool {
 	e, ok := errors.AsType[*sdk.Error](err)
 	return ok && e.Code == code && e.Tensor == tensor && strings.Contains(e.Message, tensor)
 }
 
-func isCode(err error, code sdk.Code, want string) bool {
-	return err != nil && sdk.CodeOf(err) == code && strings.Contains(err.Error(), want)
-}
-
-// The profile from the config alone agrees with the one from the headers wherever the checkpoint is what
-// mlx_lm.convert writes.
-func TestEstimatedProfileEqualsTheExact(t *testing.T) {
+// What a config alone tells is what the headers tell, and both are what the checkpoint holds.
+func TestPlanFromConfigAlone(t *testing.T) {
 	eachCheckpoint(t, func(t *testing.T, dir string) {
-		e := newExecutor(t)
-		exact, err := e.Inspect(t.Context(), sdk.InspectRequest{Dir: dir})
-		if err != nil {
-			t.Fatal(err)
-		}
-		bare := t.TempDir()
-		copyFile(t, filepath.Join(dir, config.FileName), filepath.Join(bare, config.FileName))
-		estimate, err := e.Inspect(t.Context(), sdk.InspectRequest{Dir: bare})
-		if err != nil {
-			t.Fatal(err)
-		}
-		if !exact.Exact || estimate.Exact {
-			t.Errorf("exact: %v from headers, %v from the config", exact.Exact, estimate.Exact)
-		}
-		total := exact.Embedding + exact.Head
-		for i, l := range exact.Layers {
-			total += l.Weights
-			if l != estimate.Layers[i] {
-				t.Errorf("layer %d: estimated %+v, exact %+v", i, estimate.Layers[i], l)
-			}
-		}
-		if estimate.Embedding != exact.Embedding || estimate.Head != exact.Head || estimate.Boundary != exact.Boundary || estimate.Quantization != exact.Quantization {
-			t.Errorf("estimated %+v, exact %+v", estimate, exact)
-		}
+		stagetest.PlanFromConfig(t, families(), dir, 0)
 		c, err := safetensors.Open(dir)
 		if err != nil {
 			t.Fatal(err)
 		}
-		if exact.Tied {
-			total -= exact.Embedding
-		}
-		if total != c.Bytes() {
+		if total := stagetest.Weights(stagetest.Inspect(t, families(), dir)); total != c.Bytes() {
 			t.Errorf("the parts add up to %d bytes, the checkpoint has %d", total, c.Bytes())
 		}
 	})
 }
 
 func TestProfile(t *testing.T) {
-	e := newExecutor(t)
+	e := stagetest.New(t, families())
 	p, err := e.Inspect(t.Context(), sdk.InspectRequest{Dir: filepath.Join(parityRoot, "mistral-swa-q4"), Dtype: sdk.DtypeFloat32})
 	if err != nil {
 		t.Fatal(err)
@@ -104,29 +60,29 @@ func TestInspectFaults(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	e := newExecutor(t)
+	e := stagetest.New(t, families())
 	inspect := func(dir string) error {
 		_, err := e.Inspect(t.Context(), sdk.InspectRequest{Dir: dir})
 		return err
 	}
-	if err := inspect(filepath.Join(dir, "absent")); !isCode(err, sdk.CodeNotFound, "absent") {
+	if err := inspect(filepath.Join(dir, "absent")); !stagetest.Is(err, sdk.CodeNotFound, "absent") {
 		t.Errorf("no folder: %v", err)
 	}
-	if err := inspect(dir); !isCode(err, sdk.CodeNotFound, "no config.json") {
+	if err := inspect(dir); !stagetest.Is(err, sdk.CodeNotFound, "no config.json") {
 		t.Errorf("no config: %v", err)
 	}
 	write(`{"model_type": "gpt2"}`)
-	if err := inspect(dir); !isCode(err, sdk.CodeUnsupported, `model_type "gpt2" of config.json is not built; built are [llama mistral mixtral `) {
+	if err := inspect(dir); !stagetest.Is(err, sdk.CodeUnsupported, `model_type "gpt2" of config.json is not built; built are [llama mistral mixtral `) {
 		t.Errorf("unknown model type: %v", err)
 	}
 	write(`{"model_type": "llama"}`)
-	if err := inspect(dir); !isCode(err, sdk.CodeInvalid, "hidden_size: is missing") {
+	if err := inspect(dir); !stagetest.Is(err, sdk.CodeInvalid, "hidden_size: is missing") {
 		t.Errorf("missing keys: %v", err)
 	}
 }
 
 func TestLoadRequestFaults(t *testing.T) {
-	e := newExecutor(t)
+	e := stagetest.New(t, families())
 	good := sdk.LoadRequest{Dir: filepath.Join(parityRoot, "llama-tied-q4"), Family: "llama", Layers: sdk.LayerRange{End: 6}, HasEmbedding: true, HasHead: true, Threads: 1}
 	for name, c := range map[string]struct {
 		change func(*sdk.LoadRequest)
@@ -145,14 +101,14 @@ func TestLoadRequestFaults(t *testing.T) {
 	} {
 		req := good
 		c.change(&req)
-		if _, err := e.Load(t.Context(), req, nil); !isCode(err, c.code, c.want) {
+		if _, err := e.Load(t.Context(), req, nil); !stagetest.Is(err, c.code, c.want) {
 			t.Errorf("%s: %v, want %v with %q", name, err, c.code, c.want)
 		}
 	}
 	if _, err := e.Load(t.Context(), good, nil); err != nil {
 		t.Errorf("after all those faults: %v", err)
 	}
-	if _, err := e.Load(t.Context(), good, nil); !isCode(err, sdk.CodeInvalid, "loaded already") {
+	if _, err := e.Load(t.Context(), good, nil); !stagetest.Is(err, sdk.CodeInvalid, "loaded already") {
 		t.Errorf("a second load: %v", err)
 	}
 }
@@ -186,7 +142,7 @@ func TestStepFaults(t *testing.T) {
 		"second is at fault": {0, sdk.Step{Seqs: []sdk.SeqStep{{Seq: 1, Tokens: ids}, {Seq: 2, Pos: 1, Tokens: ids}}, Out: out}, sdk.CodeInvalid, "sequence 2"},
 	} {
 		t.Run(name, func(t *testing.T) {
-			if _, err := p.Stages[c.stage].Step(t.Context(), &c.step); !isCode(err, c.code, c.want) {
+			if _, err := p.Stages[c.stage].Step(t.Context(), &c.step); !stagetest.Is(err, c.code, c.want) {
 				t.Errorf("%v, want %v with %q", err, c.code, c.want)
 			}
 		})
@@ -198,11 +154,11 @@ func TestStepFaults(t *testing.T) {
 }
 
 func TestStepBeforeLoad(t *testing.T) {
-	e := newExecutor(t)
-	if err := e.Reserve(t.Context(), sdk.Reservation{Seq: 1}); !isCode(err, sdk.CodeNotLoaded, "no model") {
+	e := stagetest.New(t, families())
+	if err := e.Reserve(t.Context(), sdk.Reservation{Seq: 1}); !stagetest.Is(err, sdk.CodeNotLoaded, "no model") {
 		t.Errorf("reserve: %v", err)
 	}
-	if _, err := e.Step(t.Context(), &sdk.Step{}); !isCode(err, sdk.CodeNotLoaded, "no model") {
+	if _, err := e.Step(t.Context(), &sdk.Step{}); !stagetest.Is(err, sdk.CodeNotLoaded, "no model") {
 		t.Errorf("step: %v", err)
 	}
 	if err := e.Unload(t.Context()); err != nil {
@@ -220,11 +176,11 @@ func TestNaNLogitsAreAnError(t *testing.T) {
 		hidden[i] = byte(nan >> (8 * i))
 	}
 	s := &sdk.Step{Seqs: []sdk.SeqStep{{Seq: 1, Tokens: []int32{5}, Want: sdk.WantToken}}, Hidden: sdk.Tensor{Dtype: sdk.DtypeFloat32, Rows: 1, Width: 128, Data: hidden}}
-	if _, err := p.Stages[1].Step(t.Context(), s); !isCode(err, sdk.CodeInternal, "NaN") {
+	if _, err := p.Stages[1].Step(t.Context(), s); !stagetest.Is(err, sdk.CodeInternal, "NaN") {
 		t.Fatalf("%v, want an error about NaN", err)
 	}
 	s.Seqs[0].Pos = 1
-	if _, err := p.Stages[1].Step(t.Context(), s); !isCode(err, sdk.CodeInvalid, "broke in an earlier step") {
+	if _, err := p.Stages[1].Step(t.Context(), s); !stagetest.Is(err, sdk.CodeInvalid, "broke in an earlier step") {
 		t.Errorf("%v, want the sequence refused", err)
 	}
 }
@@ -273,12 +229,12 @@ func TestKVBudget(t *testing.T) {
 	p.Reserve(sdk.Reservation{Seq: 1, MaxLen: 128})
 	bytes(0)
 	p.Reserve(sdk.Reservation{Seq: 2})
-	if err := e.Reserve(t.Context(), sdk.Reservation{Seq: 3, MaxLen: 65}); !isCode(err, sdk.CodeOutOfMemory, "196608 of the budget of 294912") {
+	if err := e.Reserve(t.Context(), sdk.Reservation{Seq: 3, MaxLen: 65}); !stagetest.Is(err, sdk.CodeOutOfMemory, "196608 of the budget of 294912") {
 		t.Errorf("beyond what is promised: %v", err)
 	}
 	p.Step(sdk.SeqStep{Seq: 2, Tokens: ids})
 	bytes(block)
-	if _, err := p.TryStep(t.Context(), sdk.SeqStep{Seq: 2, Pos: 64, Tokens: ids[:1]}); !isCode(err, sdk.CodeOutOfMemory, "sequence 2 needs 98304 bytes more") {
+	if _, err := p.TryStep(t.Context(), sdk.SeqStep{Seq: 2, Pos: 64, Tokens: ids[:1]}); !stagetest.Is(err, sdk.CodeOutOfMemory, "sequence 2 needs 98304 bytes more") {
 		t.Errorf("into another's promise: %v", err)
 	}
 	p.Step(sdk.SeqStep{Seq: 1, Tokens: ids})
@@ -289,7 +245,7 @@ func TestKVBudget(t *testing.T) {
 	p.Release(1)
 	p.Step(sdk.SeqStep{Seq: 2, Pos: 64, Tokens: ids[:1]})
 	bytes(2 * block)
-	if err := e.Fork(t.Context(), 2, 4); !isCode(err, sdk.CodeOutOfMemory, "sequence 4") {
+	if err := e.Fork(t.Context(), 2, 4); !stagetest.Is(err, sdk.CodeOutOfMemory, "sequence 4") {
 		t.Errorf("fork: %v", err)
 	}
 	p.Release(2)
@@ -340,18 +296,23 @@ func TestPenaltiesFollowTruncateAndFork(t *testing.T) {
 }
 
 func TestDescribe(t *testing.T) {
-	d, err := newExecutor(t).Describe(t.Context())
+	d, err := stagetest.New(t, families()).Describe(t.Context())
 	if err != nil {
 		t.Fatal(err)
 	}
-	if d.Name != "llama" || d.Device.Kind != "cpu" || d.Device.TotalMemory <= 0 || !strings.HasPrefix(d.Runtime, "mlx 0.") || len(d.Families) != len(families()) {
+	if d.Name != "test" || d.Device.Kind != "cpu" || d.Device.TotalMemory <= 0 || !strings.HasPrefix(d.Runtime, "mlx 0.") || len(d.Families) != len(families()) {
 		t.Errorf("%+v", d)
 	}
 }
 
 func TestImportOfUnknownContainer(t *testing.T) {
-	_, err := newExecutor(t).Import(t.Context(), sdk.ImportRequest{Format: "gguf", Architecture: "falcon"})
-	if !isCode(err, sdk.CodeUnsupported, "can't import gguf:falcon; it imports [gguf:llama]") {
+	_, err := stagetest.New(t, families()).Import(t.Context(), sdk.ImportRequest{Format: "gguf", Architecture: "falcon"})
+	if !stagetest.Is(err, sdk.CodeUnsupported, "can't import gguf:falcon; it imports [gguf:llama]") {
 		t.Errorf("%v", err)
 	}
+}
+
+// Ten thousand steps with joins and leaves leave nothing behind.
+func TestMemoryStaysFlat(t *testing.T) {
+	stagetest.Memory(t, families(), filepath.Join(parityRoot, "llama-tied-q4"), 4<<20)
 }

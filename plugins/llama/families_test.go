@@ -2,83 +2,34 @@ package main
 
 import (
 	"encoding/json"
-	"maps"
-	"os"
 	"path/filepath"
-	"strings"
 	"testing"
 
-	"github.com/mlxcel/mlxcel/mlxshared/mlx"
-	"github.com/mlxcel/mlxcel/mlxshared/nn"
-	"github.com/mlxcel/mlxcel/mlxshared/weights"
+	"github.com/mlxcel/mlxcel/mlxshared/stage/stagetest"
 	"github.com/mlxcel/mlxcel/sdk"
-	"github.com/mlxcel/mlxcel/sdk/config"
 )
-
-// bare writes a config alone: that of a checkpoint with changes; a nil value takes a key away.
-func bare(t *testing.T, checkpoint string, changes map[string]any) string {
-	t.Helper()
-	raw, err := os.ReadFile(filepath.Join(parityRoot, checkpoint, config.FileName))
-	if err != nil {
-		t.Fatal(err)
-	}
-	var values map[string]any
-	if err := json.Unmarshal(raw, &values); err != nil {
-		t.Fatal(err)
-	}
-	target := values
-	if text, ok := values["text_config"].(map[string]any); ok {
-		target = text
-	}
-	maps.Copy(target, changes)
-	return writeConfig(t, values)
-}
-
-func writeConfig(t *testing.T, values map[string]any) string {
-	t.Helper()
-	raw, err := json.Marshal(values)
-	if err != nil {
-		t.Fatal(err)
-	}
-	dir := t.TempDir()
-	if err := os.WriteFile(filepath.Join(dir, config.FileName), raw, 0o600); err != nil {
-		t.Fatal(err)
-	}
-	return dir
-}
 
 // What a family does not compute is refused with the key's name.
 func TestFamiliesRefuse(t *testing.T) {
-	cases := []struct {
-		checkpoint string
-		changes    map[string]any
-		code       sdk.Code
-		want       string
-	}{
-		{"qwen3-tied-q4", map[string]any{"use_sliding_window": true}, sdk.CodeUnsupported, "use_sliding_window"},
-		{"qwen3-tied-q4", map[string]any{"hidden_act": "gelu"}, sdk.CodeUnsupported, "hidden_act"},
-		{"mixtral-base-q4", map[string]any{"num_experts_per_tok": 9}, sdk.CodeInvalid, "num_experts_per_tok: is 9 of 8 experts"},
-		{"mixtral-base-q4", map[string]any{"rope_scaling": map[string]any{"type": "linear", "factor": 2}}, sdk.CodeUnsupported, `rope_scaling: type "linear"`},
-		{"glm4-base-q4", map[string]any{"partial_rotary_factor": 1.5}, sdk.CodeInvalid, "partial_rotary_factor: is 1.5"},
-		{"glm4-base-q4", map[string]any{"partial_rotary_factor": 0.05}, sdk.CodeInvalid, "partial_rotary_factor: is 0.05"},
-		{"glm4_moe-base-q4", map[string]any{"scoring_func": "softmax"}, sdk.CodeUnsupported, "scoring_func"},
-		{"glm4_moe-base-q4", map[string]any{"topk_method": "greedy"}, sdk.CodeUnsupported, "topk_method"},
-		{"glm4_moe-base-q4", map[string]any{"n_group": 3}, sdk.CodeInvalid, "n_group: is 3"},
-		{"glm4_moe-base-q4", map[string]any{"n_group": 8}, sdk.CodeInvalid, "n_group: is 8"},
-		{"glm4_moe-base-q4", map[string]any{"n_group": 4, "topk_group": 5}, sdk.CodeInvalid, "topk_group: is 5 of 4"},
-		{"gpt_oss-base-q4", map[string]any{"layer_types": []string{"linear_attention"}}, sdk.CodeInvalid, "layer_types: has 1 entries for 6 layers"},
-		{"gpt_oss-base-q4", map[string]any{"swiglu_limit": 0}, sdk.CodeInvalid, "swiglu_limit"},
-		{"llama4-scout-q4", map[string]any{"num_experts_per_tok": 2}, sdk.CodeUnsupported, "text_config.num_experts_per_tok: 2 is not built"},
-		{"llama4-scout-q4", map[string]any{"no_rope_layers": []int{1, 1, 0, 1}}, sdk.CodeUnsupported, "text_config.no_rope_layers: entry 2"},
-		{"llama4-scout-q4", map[string]any{"attention_chunk_size": nil}, sdk.CodeInvalid, "text_config.attention_chunk_size: is missing"},
-	}
-	e := newExecutor(t)
-	for _, c := range cases {
-		if _, err := e.Inspect(t.Context(), sdk.InspectRequest{Dir: bare(t, c.checkpoint, c.changes)}); !isCode(err, c.code, c.want) {
-			t.Errorf("%s with %v: %v, want %v with %q", c.checkpoint, c.changes, err, c.code, c.want)
-		}
-	}
-	if _, err := e.Inspect(t.Context(), sdk.InspectRequest{Dir: writeConfig(t, map[string]any{"model_type": "llama4"})}); !isCode(err, sdk.CodeInvalid, "text_config: is missing") {
+	refuses := stagetest.Refusing(t, families(), parityRoot)
+	refuses("qwen3-tied-q4", map[string]any{"use_sliding_window": true}, sdk.CodeUnsupported, "use_sliding_window")
+	refuses("qwen3-tied-q4", map[string]any{"hidden_act": "gelu"}, sdk.CodeUnsupported, "hidden_act")
+	refuses("mixtral-base-q4", map[string]any{"num_experts_per_tok": 9}, sdk.CodeInvalid, "num_experts_per_tok: is 9 of 8 experts")
+	refuses("mixtral-base-q4", map[string]any{"rope_scaling": map[string]any{"type": "linear", "factor": 2}}, sdk.CodeUnsupported, `rope_scaling: type "linear"`)
+	refuses("glm4-base-q4", map[string]any{"partial_rotary_factor": 1.5}, sdk.CodeInvalid, "partial_rotary_factor: is 1.5")
+	refuses("glm4-base-q4", map[string]any{"partial_rotary_factor": 0.05}, sdk.CodeInvalid, "partial_rotary_factor: is 0.05")
+	refuses("glm4_moe-base-q4", map[string]any{"scoring_func": "softmax"}, sdk.CodeUnsupported, "scoring_func")
+	refuses("glm4_moe-base-q4", map[string]any{"topk_method": "greedy"}, sdk.CodeUnsupported, "topk_method")
+	refuses("glm4_moe-base-q4", map[string]any{"n_group": 3}, sdk.CodeInvalid, "n_group: is 3")
+	refuses("glm4_moe-base-q4", map[string]any{"n_group": 8}, sdk.CodeInvalid, "n_group: is 8")
+	refuses("glm4_moe-base-q4", map[string]any{"n_group": 4, "topk_group": 5}, sdk.CodeInvalid, "topk_group: is 5 of 4")
+	refuses("gpt_oss-base-q4", map[string]any{"layer_types": []string{"linear_attention"}}, sdk.CodeInvalid, "layer_types: has 1 entries for 6 layers")
+	refuses("gpt_oss-base-q4", map[string]any{"swiglu_limit": 0}, sdk.CodeInvalid, "swiglu_limit")
+	refuses("llama4-scout-q4", map[string]any{"num_experts_per_tok": 2}, sdk.CodeUnsupported, "text_config.num_experts_per_tok: 2 is not built")
+	refuses("llama4-scout-q4", map[string]any{"no_rope_layers": []int{1, 1, 0, 1}}, sdk.CodeUnsupported, "text_config.no_rope_layers: entry 2")
+	refuses("llama4-scout-q4", map[string]any{"attention_chunk_size": nil}, sdk.CodeInvalid, "text_config.attention_chunk_size: is missing")
+	e := stagetest.New(t, families())
+	if _, err := e.Inspect(t.Context(), sdk.InspectRequest{Dir: stagetest.Bare(t, map[string]any{"model_type": "llama4"})}); !stagetest.Is(err, sdk.CodeInvalid, "text_config: is missing") {
 		t.Errorf("llama4 without text_config: %v", err)
 	}
 }
@@ -96,18 +47,14 @@ func TestLayerKinds(t *testing.T) {
 		{"gpt_oss-base-q4", map[string]any{"layer_types": nil, "num_hidden_layers": 3}, "sliding-attention-moe attention-moe sliding-attention-moe"},
 		{"llama4-maverick-q4", nil, "chunked-attention chunked-attention-moe chunked-attention attention-moe chunked-attention chunked-attention-moe chunked-attention attention-moe"},
 	}
-	e := newExecutor(t)
+	e := stagetest.New(t, families())
 	for _, c := range cases {
-		p, err := e.Inspect(t.Context(), sdk.InspectRequest{Dir: bare(t, c.checkpoint, c.changes)})
+		p, err := e.Inspect(t.Context(), sdk.InspectRequest{Dir: stagetest.Bare(t, stagetest.ReadConfig(t, filepath.Join(parityRoot, c.checkpoint), c.changes))})
 		if err != nil {
 			t.Errorf("%s with %v: %v", c.checkpoint, c.changes, err)
 			continue
 		}
-		var kinds []string
-		for _, l := range p.Layers {
-			kinds = append(kinds, l.Kind)
-		}
-		if got := strings.Join(kinds, " "); got != c.want {
+		if got := stagetest.Kinds(p); got != c.want {
 			t.Errorf("%s with %v: %s, want %s", c.checkpoint, c.changes, got, c.want)
 		}
 	}
@@ -129,19 +76,15 @@ func TestPlannedFamilies(t *testing.T) {
 			"num_attention_heads": 32, "num_key_value_heads": 8, "num_local_experts": 16, "num_experts_per_tok": 2, "rms_norm_eps": 1e-5,
 			"vocab_size": 32064, "rope_scaling": map[string]any{"type": "longrope"}}, 41.9},
 	}
-	e := newExecutor(t)
+	e := stagetest.New(t, families())
 	for name, c := range cases {
-		dir := writeConfig(t, c.config)
+		dir := stagetest.Bare(t, c.config)
 		p, err := e.Inspect(t.Context(), sdk.InspectRequest{Dir: dir})
 		if err != nil {
 			t.Errorf("%s: %v", name, err)
 			continue
 		}
-		total := p.Embedding + p.Head
-		for _, l := range p.Layers {
-			total += l.Weights
-		}
-		if got := float64(total) / 2 / 1e9; got < c.parameters*0.98 || got > c.parameters*1.02 {
+		if got := float64(stagetest.Weights(p)) / 2 / 1e9; got < c.parameters*0.98 || got > c.parameters*1.02 {
 			t.Errorf("%s: %.2f billion parameters, want %.1f", name, got, c.parameters)
 		}
 	}
@@ -156,7 +99,7 @@ func tinyExaone() map[string]any {
 }
 
 func TestPlannedExaone(t *testing.T) {
-	p, err := newExecutor(t).Inspect(t.Context(), sdk.InspectRequest{Dir: writeConfig(t, tinyExaone())})
+	p, err := stagetest.New(t, families()).Inspect(t.Context(), sdk.InspectRequest{Dir: stagetest.Bare(t, tinyExaone())})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -174,7 +117,7 @@ func TestPlannedExaone(t *testing.T) {
 
 // A family that is only priced says so wherever it would have to run.
 func TestPlannedFamiliesDoNotRun(t *testing.T) {
-	e := newExecutor(t)
+	e := stagetest.New(t, families())
 	d, err := e.Describe(t.Context())
 	if err != nil {
 		t.Fatal(err)
@@ -185,48 +128,18 @@ func TestPlannedFamiliesDoNotRun(t *testing.T) {
 			t.Errorf("%+v", f)
 		}
 	}
-	_, err = e.Load(t.Context(), sdk.LoadRequest{Dir: writeConfig(t, tinyExaone()), Family: "exaone_moe", Layers: sdk.LayerRange{End: 3}, Threads: 1}, nil)
-	if !isCode(err, sdk.CodeUnsupported, "family exaone_moe can be planned but not run") {
+	_, err = e.Load(t.Context(), sdk.LoadRequest{Dir: stagetest.Bare(t, tinyExaone()), Family: "exaone_moe", Layers: sdk.LayerRange{End: 3}, Threads: 1}, nil)
+	if !stagetest.Is(err, sdk.CodeUnsupported, "family exaone_moe can be planned but not run") {
 		t.Errorf("loading: %v", err)
 	}
 }
 
 // Every family takes any config: it records faults, or describes a model whose layers can be priced.
 func FuzzFamilyConfigs(f *testing.F) {
-	for _, name := range []string{"qwen3-tied-q4", "mixtral-base-q4", "glm4-base-q4", "glm4_moe-base-q4", "gpt_oss-base-mxfp4", "llama4-scout-q4"} {
-		raw, err := os.ReadFile(filepath.Join(parityRoot, name, config.FileName))
-		if err != nil {
-			f.Fatal(err)
-		}
-		f.Add(raw)
-	}
 	raw, err := json.Marshal(tinyExaone())
 	if err != nil {
 		f.Fatal(err)
 	}
-	f.Add(raw)
-	f.Fuzz(func(t *testing.T, raw []byte) {
-		for _, family := range families() {
-			o, err := config.Parse(raw, config.FileName)
-			if err != nil {
-				return
-			}
-			m := family.Model(o)
-			if o.Err() != nil {
-				continue
-			}
-			s := m.Shape()
-			b := &nn.Builder{Loader: weights.NewLoader(weights.Options{Plain: mlx.BFloat16, Names: s.Names}), Dtype: mlx.BFloat16}
-			m.Embedding(b)
-			for i := range min(s.Layers, 5) {
-				if kind := m.Layer(b, i).Kind(); kind == "" {
-					t.Fatalf("%s: layer %d has no kind", family.Info().Name, i)
-				}
-			}
-			m.Head(b)
-			if b.Err() == nil && b.Bytes() < 1 {
-				t.Fatalf("%s: %d bytes", family.Info().Name, b.Bytes())
-			}
-		}
-	})
+	stagetest.FuzzConfigs(f, families(), parityRoot,
+		[]string{"qwen3-tied-q4", "mixtral-base-q4", "glm4-base-q4", "glm4_moe-base-q4", "gpt_oss-base-mxfp4", "llama4-scout-q4"}, string(raw))
 }

@@ -26,7 +26,7 @@ func (llama) Import(req *sdk.ImportRequest) (*sdk.ImportPlan, error) { return im
 
 // quantizations are those that the families of this executor run.
 func quantizations() []string {
-	return []string{"none", "affine-2", "affine-3", "affine-4", "affine-5", "affine-6", "affine-8", "mxfp4", "mxfp8", "nvfp4"}
+	return []string{"none", "affine-2", "affine-3", "affine-4", "affine-5", "affine-6", "affine-8", "mxfp4", "mxfp8", "nvfp4", "fp8"}
 }
 
 // The values of layer_types.

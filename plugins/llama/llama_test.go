@@ -244,7 +244,7 @@ func TestLoadFaults(t *testing.T) {
 	for _, c := range cases {
 		t.Run(c.name, func(t *testing.T) {
 			dir := rewrite(t, c.from, c.changes, c.tensors)
-			e := newExecutor(t)
+			e := stagetest.New(t, families())
 			if _, err := e.Inspect(t.Context(), sdk.InspectRequest{Dir: dir}); !isFault(err, c.code, c.tensor) {
 				t.Errorf("inspect: %v, want %v of %s", err, c.code, c.tensor)
 			}

@@ -1,7 +1,6 @@
 package main
 
 import (
-	"path/filepath"
 	"slices"
 	"testing"
 
@@ -18,13 +17,7 @@ var (
 )
 
 func eachCheckpoint(t *testing.T, f func(t *testing.T, dir string)) {
-	eachOf(t, slices.Concat(dense, routed), f)
-}
-
-func eachOf(t *testing.T, patterns []string, f func(t *testing.T, dir string)) {
-	for _, dir := range stagetest.Checkpoints(t, parityRoot, patterns...) {
-		t.Run(filepath.Base(dir), func(t *testing.T) { f(t, dir) })
-	}
+	stagetest.Each(t, parityRoot, slices.Concat(dense, routed), f)
 }
 
 func TestTokensEqualGoldens(t *testing.T) {
@@ -32,14 +25,19 @@ func TestTokensEqualGoldens(t *testing.T) {
 }
 
 func TestLogitsNearGoldens(t *testing.T) {
-	eachOf(t, dense, func(t *testing.T, dir string) {
+	stagetest.Each(t, parityRoot, dense, func(t *testing.T, dir string) {
 		t.Logf("largest difference: %.3f standard deviations", stagetest.Logits(t, families(), dir))
 	})
-	eachOf(t, routed, func(t *testing.T, dir string) {
+	stagetest.Each(t, parityRoot, routed, func(t *testing.T, dir string) {
 		t.Logf("flipped at %d steps", stagetest.RoutedLogits(t, families(), dir))
 	})
 }
 
 func TestBitsDoNotDependOnTheRun(t *testing.T) {
 	eachCheckpoint(t, func(t *testing.T, dir string) { stagetest.Bits(t, families(), dir, sdk.DtypeAuto) })
+}
+
+// Families that are published in block-scaled float8 take it.
+func TestFloat8(t *testing.T) {
+	stagetest.Each(t, parityRoot, []string{"qwen3-tied-q4", "glm4_moe-base-q4"}, func(t *testing.T, dir string) { stagetest.Float8(t, families(), dir) })
 }

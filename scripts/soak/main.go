@@ -33,7 +33,7 @@ func main() {
 	flag.IntVar(&o.streams, "streams", 16, "requests at a time")
 	flag.IntVar(&o.stages, "stages", 2, "pipeline stages")
 	flag.Float64Var(&o.gapRatio, "gap", 3, "99th percentile of the gaps between tokens, in medians, at most")
-	flag.Float64Var(&o.growth, "growth", 0.1, "growth of resident memory at most, as a share")
+	flag.Float64Var(&o.growth, "growth", 0.05, "growth of resident memory at most, as a share")
 	flag.Uint64Var(&o.seed, "seed", 1, "of what the requests are")
 	flag.Parse()
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt)
@@ -44,7 +44,7 @@ func main() {
 	}
 }
 
-// soak runs the load twice: what the first third has left behind is what the rest must not add to.
+// soak runs the load twice: what the first quarter has left behind is what the rest must not add to.
 func soak(ctx context.Context, o options) (err error) {
 	s, err := startServer(ctx, o)
 	if err != nil {
@@ -52,18 +52,24 @@ func soak(ctx context.Context, o options) (err error) {
 	}
 	defer func() { err = errors.Join(err, s.stop()) }()
 	first := &tally{}
-	before, err := phase(ctx, s, o, first, o.duration/3)
+	before, err := phase(ctx, s, o, first, o.duration/4)
+	if err != nil {
+		return err
+	}
+	began, err := s.work()
 	if err != nil {
 		return err
 	}
 	rest := &tally{}
-	after, err := phase(ctx, s, o, rest, o.duration-o.duration/3)
+	after, err := phase(ctx, s, o, rest, o.duration-o.duration/4)
 	if err != nil {
 		return err
 	}
-	fmt.Printf("after a third: %s\nat the end:    %s\n", before, after)
+	fmt.Printf("after a quarter: %s\nat the end:      %s\n", before, after)
 	fmt.Println(rest.report())
-	return errors.Join(errors.Join(first.errs...), rest.faults(o.gapRatio), after.grownFrom(before, o.growth))
+	ended, err := s.work()
+	fmt.Println(ended.since(began))
+	return errors.Join(err, errors.Join(first.errs...), rest.faults(o.gapRatio), after.grownFrom(before, o.growth))
 }
 
 // phase keeps the server busy for a time and returns what it holds when all is quiet again.

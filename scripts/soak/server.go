@@ -160,17 +160,23 @@ func (u usage) grownFrom(before usage, share float64) error {
 	return errors.Join(errs...)
 }
 
-// usage adds up the process and its descendants.
-func (s *server) usage() (u usage, err error) {
+// tree returns the process and its descendants, itself first.
+func (s *server) tree() ([]int, error) {
 	pids := []int{s.cmd.Process.Pid}
-	for len(pids) > 0 {
-		pid := pids[0]
-		pids = pids[1:]
-		children, err := childrenOf(pid)
+	for i := 0; i < len(pids); i++ {
+		children, err := childrenOf(pids[i])
 		if err != nil {
-			return u, err
+			return nil, err
 		}
 		pids = append(pids, children...)
+	}
+	return pids, nil
+}
+
+// usage adds up the process and its descendants.
+func (s *server) usage() (u usage, err error) {
+	pids, err := s.tree()
+	for _, pid := range pids {
 		handles, err := os.ReadDir(fmt.Sprintf("/proc/%d/fd", pid))
 		if err != nil {
 			return u, err
@@ -184,7 +190,7 @@ func (s *server) usage() (u usage, err error) {
 		}
 		u.processes, u.handles, u.resident = u.processes+1, u.handles+len(handles), u.resident+resident
 	}
-	return u, nil
+	return u, err
 }
 
 func childrenOf(pid int) ([]int, error) {

@@ -29,6 +29,13 @@ func Checkpoints(t testing.TB, root string, patterns ...string) []string {
 	return dirs
 }
 
+// Each runs f as a subtest on every checkpoint that matches.
+func Each(t *testing.T, root string, patterns []string, f func(t *testing.T, dir string)) {
+	for _, dir := range Checkpoints(t, root, patterns...) {
+		t.Run(filepath.Base(dir), func(t *testing.T) { f(t, dir) })
+	}
+}
+
 // Tokens compares greedy tokens in float32 with golden_f32.json, at 1, 2 and 3 stages and with prefill chunks of 1, 7
 // and 512.
 func Tokens(t *testing.T, families []stage.Family, dir string) {

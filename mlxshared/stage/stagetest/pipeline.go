@@ -32,13 +32,7 @@ func Open(t testing.TB, families []stage.Family, dir string, o Options) *Pipelin
 	t.Helper()
 	p := &Pipeline{t: t}
 	for range max(1, o.Stages) {
-		e := stage.New(stage.Options{Name: "test", Version: "test", Families: families, Device: "cpu"})
-		t.Cleanup(func() {
-			if err := e.Close(); err != nil {
-				t.Errorf("closing: %v", err)
-			}
-		})
-		p.Stages = append(p.Stages, e)
+		p.Stages = append(p.Stages, New(t, families))
 	}
 	profile, err := p.Stages[0].Inspect(t.Context(), sdk.InspectRequest{Dir: dir, Dtype: o.Dtype})
 	if err != nil {
