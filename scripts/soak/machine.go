@@ -68,6 +68,13 @@ func ticksOf(pid int) (int64, error) {
 	return a + b, errors.Join(err1, err2)
 }
 
+// disturbed is the share of the processors that went to others, on this machine or on the one that it runs on.
+func (w work) disturbed(before work) float64 {
+	total := w.total - before.total
+	others := total - (w.idle - before.idle) - (w.ours - before.ours)
+	return float64(max(0, others)) / float64(max(1, total))
+}
+
 // since tells what the processors did from before to w: stalls while others compute are not the server's.
 func (w work) since(before work) string {
 	total := max(1, w.total-before.total)
