@@ -32,10 +32,10 @@ WITH_MLX := LD_LIBRARY_PATH=$(MLX_LIB)
 endif
 
 .DEFAULT_GOAL := help
-.PHONY: setup build demo test bench lint fuzz clean help generate race sanitize oracle clients soak
+.PHONY: setup build demo test bench lint fuzz clean help generate race sanitize oracle clients soak test-hosts test-three-hosts
 
 help: ## list the targets
-	@grep -E '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 10
+	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 10
 
 setup: $(MODEL)/config.json ## fetch MLX and the toolchain, build, and fetch the demo's model
 
@@ -81,6 +81,12 @@ race: setup ## run the tests of the Go libraries under the race detector
 
 sanitize: $(MLX) ## run the tests of kernels and shim under the address sanitizer
 	$(WITH_MLX) go test -asan -timeout 30m ./mlxshared/kernels/cpu ./mlxshared/mlx
+
+test-hosts: setup ## test clusters on logical hosts, the whole kill matrix included; needs root and iproute2
+	$(WITH_MLX) MLXCEL_TEST_HOSTS=required MLXCEL_KILL_MATRIX=all go test -count=1 -p 1 -timeout 30m -run '$(or $(RUN),.)' ./cmd/internal/hosts ./cmd/mlxcel-server
+
+test-three-hosts: setup ## compare a pipeline over the machines that HOSTS names with one process (MODEL_DIR: its model)
+	MODEL="$(abspath $(or $(MODEL_DIR),$(MODEL)))" scripts/three-hosts.sh "$(HOSTS)"
 
 clients: setup ## run the official OpenAI clients and schemathesis against a real server
 	scripts/clients/run.sh

@@ -44,6 +44,7 @@ type running struct {
 	t    testing.TB
 	cmd  *exec.Cmd
 	url  string
+	http http.Client
 	log  *bytes.Buffer // complete once the process has ended
 	done chan error
 }
@@ -114,7 +115,7 @@ func (r *running) exit() int {
 }
 
 func (r *running) get(path string) (int, string) {
-	answer, err := http.Get(r.url + path)
+	answer, err := r.http.Get(r.url + path)
 	if err != nil {
 		return 0, err.Error()
 	}
@@ -125,7 +126,7 @@ func (r *running) get(path string) (int, string) {
 
 func (r *running) open(body string) *http.Response {
 	r.t.Helper()
-	answer, err := http.Post(r.url+"/v1/completions", "application/json", strings.NewReader(body))
+	answer, err := r.http.Post(r.url+"/v1/completions", "application/json", strings.NewReader(body))
 	if err != nil {
 		r.t.Fatal(err)
 	}

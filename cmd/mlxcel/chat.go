@@ -30,7 +30,9 @@ func chatCommand() *cli.Command {
 
 func runChat(c *cli.Context) (err error) {
 	cfg := engineConfig(c)
-	setPipeline(c, &cfg)
+	if err := setPipeline(c, &cfg); err != nil {
+		return err
+	}
 	if err := setModel(c, &cfg); err != nil {
 		return err
 	}

@@ -9,6 +9,7 @@ import (
 	"github.com/hashicorp/go-hclog"
 	"github.com/mlxcel/mlxcel/host/engine"
 	"github.com/mlxcel/mlxcel/host/executor"
+	"github.com/mlxcel/mlxcel/host/partition"
 	"github.com/mlxcel/mlxcel/sdk"
 	"github.com/urfave/cli/v2"
 )
@@ -37,13 +38,29 @@ func dtypeFlag() cli.Flag {
 }
 
 func pipelineFlags() []cli.Flag {
-	return []cli.Flag{
+	return append([]cli.Flag{
 		&cli.IntFlag{Name: "pp-size", Category: groupPipeline, Usage: "split the model over `N` stages (default: 1, no split)"},
 		&cli.StringFlag{Name: "pp-layers", Category: groupPipeline, Usage: "inclusive layer `RANGES`, one per stage, e.g. \"0-14,15-29\""},
 		&cli.IntFlag{Name: "pp-micro-batch-size", Category: groupPipeline, Usage: "sequences per micro-batch (default: 1)"},
 		&cli.IntFlag{Name: "threads", Category: groupPipeline, Usage: "compute threads of each stage (default: what the executor chooses)"},
 		&cli.IntFlag{Name: "prefill-chunk-size", Category: groupPipeline, Value: engine.DefaultPrefillChunk, Usage: "prompt tokens per step at most"},
+	}, objectiveFlags()...)
+}
+
+// objectiveFlags say what an automatic cut is for.
+func objectiveFlags() []cli.Flag {
+	return []cli.Flag{
+		&cli.StringFlag{Name: "pp-objective", Category: groupPipeline, Value: string(partition.ObjectiveMemory), Usage: "make small: memory (the heaviest stage's bytes) or speed (the slowest stage's time)"},
+		&cli.StringFlag{Name: "stage-speed", Category: groupPipeline, Usage: "relative `SPEEDS` of the stages for --pp-objective speed, e.g. \"1,2.5\" (default: all equal)"},
 	}
+}
+
+func setObjective(c *cli.Context, cfg *engine.Config) (err error) {
+	if cfg.Pipeline.Objective, err = partition.ParseObjective(c.String("pp-objective")); err != nil || !c.IsSet("stage-speed") {
+		return err
+	}
+	cfg.Pipeline.Speeds, err = partition.ParseSpeeds(c.String("stage-speed"))
+	return err
 }
 
 func samplingFlags() []cli.Flag {
@@ -107,7 +124,7 @@ func setModel(c *cli.Context, cfg *engine.Config) error {
 }
 
 // setPipeline reads the pipeline flags; one that is not given stays nil, so that its default can depend on the others.
-func setPipeline(c *cli.Context, cfg *engine.Config) {
+func setPipeline(c *cli.Context, cfg *engine.Config) error {
 	if c.IsSet("pp-size") {
 		n := c.Int("pp-size")
 		cfg.Pipeline.Size = &n
@@ -122,6 +139,7 @@ func setPipeline(c *cli.Context, cfg *engine.Config) {
 	}
 	cfg.Threads = c.Int("threads")
 	cfg.PrefillChunk = c.Int("prefill-chunk-size")
+	return setObjective(c, cfg)
 }
 
 // size writes bytes for a reader.

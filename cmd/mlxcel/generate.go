@@ -48,7 +48,9 @@ const scoreTop = 5
 
 func runGenerate(c *cli.Context) (err error) {
 	cfg := engineConfig(c)
-	setPipeline(c, &cfg)
+	if err := setPipeline(c, &cfg); err != nil {
+		return err
+	}
 	if err := setModel(c, &cfg); err != nil {
 		return err
 	}

@@ -21,8 +21,6 @@ func planCommand() *cli.Command {
 		&cli.IntFlag{Name: "ctx", Category: groupPipeline, Usage: fmt.Sprintf("context of each sequence in `TOKENS` (default: %d, or the model's where that is less)", partition.DefaultContext)},
 		&cli.IntFlag{Name: "parallel", Category: groupPipeline, Value: 1, Usage: "`SEQUENCES` at once"},
 		&cli.StringFlag{Name: "pp-layers", Category: groupPipeline, Usage: "inclusive layer `RANGES`, one per stage, e.g. \"0-14,15-29\" (default: the most even cut that fits)"},
-		&cli.StringFlag{Name: "pp-objective", Category: groupPipeline, Value: string(partition.ObjectiveMemory), Usage: "make small: memory (the heaviest stage's bytes) or speed (the slowest stage's time)"},
-		&cli.StringFlag{Name: "stage-speed", Category: groupPipeline, Usage: "relative `SPEEDS` of the stages for --pp-objective speed, e.g. \"1,2.5\" (default: all equal)"},
 		dtypeFlag(),
 		&cli.BoolFlag{Name: "json", Category: groupScripts, Usage: "print one JSON object instead of a table"},
 	}
@@ -30,7 +28,7 @@ func planCommand() *cli.Command {
 		Name:        "plan",
 		Usage:       "show how a model would be split, what each stage holds, and what fits",
 		Description: "Nothing is loaded, and a folder with only a config.json will do.",
-		Flags:       append(flags, pluginFlags()...),
+		Flags:       append(append(flags, objectiveFlags()...), pluginFlags()...),
 		Action:      runPlan,
 	}
 }
@@ -90,13 +88,7 @@ func readPlan(c *cli.Context, cfg *engine.Config) (plan engine.PlanConfig, err e
 		}
 		plan.Headroom = &h
 	}
-	if plan.Objective, err = partition.ParseObjective(c.String("pp-objective")); err != nil {
-		return plan, err
-	}
-	if c.IsSet("stage-speed") {
-		plan.Speeds, err = partition.ParseSpeeds(c.String("stage-speed"))
-	}
-	return plan, err
+	return plan, setObjective(c, cfg)
 }
 
 func printPlan(w io.Writer, p *engine.Planned) error {

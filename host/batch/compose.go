@@ -2,7 +2,6 @@ package batch
 
 import (
 	"cmp"
-	"math"
 	"slices"
 	"time"
 
@@ -70,21 +69,26 @@ func (c *core) shapeOf(l load) shape {
 		}
 		return s
 	}
-	groups := math.MaxInt
-	if c.cfg.microBatch == 0 {
-		groups = c.cfg.speeds.Groups(l.streams, c.cfg.stages)
-	}
+	groups := c.groups(l.streams)
 	if l.groups < groups {
 		s.decodes = min(c.groupSize(l.streams, groups), s.pieces, len(l.decode))
 	}
-	// One piece of a prompt at a time between the tokens of a stream: with a group, or in the place of one.
-	if !l.prefilling && len(l.prefill) > 0 && (s.decodes > 0 || len(c.flights) < groups) {
+	// Prompts ride with the groups, in equal shares so that no group holds up the others, or go in the place of one.
+	if len(l.prefill) > 0 && (s.decodes > 0 || !l.prefilling && len(c.flights) < groups) {
 		if s.decodes == s.pieces && c.cfg.microBatch == 0 {
 			s.decodes = c.makeRoom(l, s.pieces)
 		}
-		s.rows = c.prefillRows(s.decodes)
+		s.rows = max(leastChunk, c.prefillRows(s.decodes)/min(groups, c.cfg.stages))
 	}
 	return s
+}
+
+// groups is how many steps with streams may be under way: what all that is active fills, where a size is given.
+func (c *core) groups(streams int) int {
+	if c.cfg.microBatch > 0 {
+		return (len(c.active) + c.cfg.microBatch - 1) / c.cfg.microBatch
+	}
+	return c.cfg.speeds.Groups(streams, c.cfg.stages)
 }
 
 // groupSize shares the streams out evenly. A given micro-batch size is filled.

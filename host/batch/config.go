@@ -41,9 +41,10 @@ type Config struct {
 	// *kvledger.AdmissionDiagnostic; 0 means until its deadline.
 	AdmissionWait time.Duration
 
-	// Relaunch brings a lost runtime up again, and first ends what is left of the old one. nil means that a loss is
+	// Relaunch brings a lost runtime up again, and first ends what is left of the old one. Its stages may be cut differently:
+	// the ledger's configuration that it returns takes Ledger's place, nil keeps it. nil means that a loss is
 	// for good.
-	Relaunch         func(ctx context.Context) (Runtime, error)
+	Relaunch         func(ctx context.Context) (Runtime, *kvledger.Config, error)
 	RelaunchAttempts int           // in a row; 0 means 5
 	RelaunchBackoff  time.Duration // before the second attempt, doubling up to a minute; 0 means 1 s
 	// RefuseWhileLost ends the waiting requests of a lost runtime with an *UnavailableError, and refuses new ones until it

@@ -490,6 +490,16 @@ func (c *core) resume(now time.Time, chunk int, newSeq func() sdk.SeqID) {
 	c.halted, c.progress, c.chunk, c.newSeq = false, now, chunk, newSeq
 }
 
+// refit goes on with the books of stages that are cut differently. Nothing is active; what waits and can never fit ends.
+func (c *core) refit(now time.Time, ledger *kvledger.Ledger) {
+	c.ledger = ledger
+	for _, j := range slices.Clone(c.queue) {
+		if err := ledger.Check(len(j.req.Prompt), j.req.MaxTokens); err != nil {
+			c.end(now, j, "", err)
+		}
+	}
+}
+
 // endAll ends every job with err.
 func (c *core) endAll(now time.Time, err error) {
 	for _, j := range slices.Concat(c.queue, c.active) {

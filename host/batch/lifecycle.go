@@ -5,6 +5,8 @@ import (
 	"errors"
 	"fmt"
 	"time"
+
+	"github.com/mlxcel/mlxcel/host/kvledger"
 )
 
 // Submit queues a request. The errors that need no waiting come at once: *kvledger.TooLongError, *TokenRangeError,
@@ -157,7 +159,7 @@ func (s *Scheduler) lose(now time.Time, err error) {
 	s.core.lost(now, err)
 	switch {
 	case s.closed:
-	case s.cfg.Relaunch == nil:
+	case s.cfg.Relaunch == nil, s.draining && s.cfg.RefuseWhileLost: // then nobody would wait for it
 		s.fail(now, &UnavailableError{Err: err})
 	default:
 		if s.cfg.RefuseWhileLost {
@@ -179,15 +181,17 @@ func (s *Scheduler) relaunch() {
 	backoff := s.cfg.RelaunchBackoff
 	for attempt := 1; s.ctx.Err() == nil; attempt++ {
 		var rt Runtime
+		var books *kvledger.Config
 		err := guard(func() (err error) {
-			rt, err = s.cfg.Relaunch(s.ctx)
+			rt, books, err = s.cfg.Relaunch(s.ctx)
 			return err
 		})
 		if err == nil && rt == nil {
 			err = errors.New("the relaunch gave no runtime")
 		}
-		if err == nil {
-			s.update(func(now time.Time) { s.adopt(now, rt) })
+		ledger, faulty := s.ledger(books)
+		if err = errors.Join(err, faulty); err == nil {
+			s.update(func(now time.Time) { s.adopt(now, rt, ledger) })
 			return
 		}
 		s.cfg.Logger.Error("the pipeline did not come up again", "attempt", attempt, "of", s.cfg.RelaunchAttempts, "error", err)
@@ -200,11 +204,24 @@ func (s *Scheduler) relaunch() {
 	}
 }
 
-func (s *Scheduler) adopt(now time.Time, rt Runtime) {
+// ledger opens the books of a runtime that was started again, nil to go on with those of the one before.
+func (s *Scheduler) ledger(cfg *kvledger.Config) (*kvledger.Ledger, error) {
+	if cfg == nil {
+		return nil, nil
+	}
+	books := *cfg
+	books.Preemption = s.cfg.Ledger.Preemption
+	return kvledger.New(books)
+}
+
+func (s *Scheduler) adopt(now time.Time, rt Runtime, ledger *kvledger.Ledger) {
 	if s.closed {
 		return
 	}
 	s.outage = nil
+	if ledger != nil {
+		s.core.refit(now, ledger)
+	}
 	s.begin(now, rt)
 	s.core.counters.Relaunches++
 	s.cfg.Logger.Info("the pipeline is back")

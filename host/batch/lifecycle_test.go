@@ -53,12 +53,12 @@ func TestLossAndRelaunch(t *testing.T) {
 		second = newFake(2)
 		cfg := configFor(first)
 		cfg.MaxActive, cfg.RelaunchBackoff = 2, 3*time.Second
-		cfg.Relaunch = func(context.Context) (Runtime, error) {
+		cfg.Relaunch = func(context.Context) (Runtime, *kvledger.Config, error) {
 			attempts = append(attempts, time.Now())
 			if len(attempts) < 3 {
-				return nil, errors.New("the port is taken")
+				return nil, nil, errors.New("the port is taken")
 			}
-			return second, nil
+			return second, nil, nil
 		}
 		return cfg
 	}
@@ -105,9 +105,10 @@ func TestLossRefusesUntilItIsBack(t *testing.T) {
 	config := func() Config {
 		cfg := configFor(newFake(2))
 		cfg.MaxActive, cfg.RefuseWhileLost = 1, true
-		cfg.Relaunch = func(context.Context) (Runtime, error) {
+		cfg.Relaunch = func(context.Context) (Runtime, *kvledger.Config, error) {
 			<-back
-			return newFake(2), nil
+			// It comes back with less memory.
+			return newFake(2), &kvledger.Config{Stages: []kvledger.Stage{{}, {}}, ContextLength: 50}, nil
 		}
 		return cfg
 	}
@@ -134,19 +135,49 @@ func TestLossRefusesUntilItIsBack(t *testing.T) {
 		close(back)
 		synctest.Wait()
 		answer(t, s, Request{Prompt: prompt(30), MaxTokens: 10})
+		if _, err := s.Submit(context.Background(), Request{Prompt: prompt(60), MaxTokens: 10}); s.Limit() != 50 || !errors.As(err, new(*kvledger.TooLongError)) {
+			t.Errorf("a prompt past the new limit of %d positions: %v", s.Limit(), err)
+		}
+	})
+}
+
+// Who drains and lets nobody wait has no use for another pipeline.
+func TestLossEndsDrain(t *testing.T) {
+	config := func() Config {
+		cfg := configFor(newFake(2))
+		cfg.RefuseWhileLost = true
+		cfg.Relaunch = func(context.Context) (Runtime, *kvledger.Config, error) {
+			t.Error("the pipeline is started again")
+			return newFake(2), nil, nil
+		}
+		return cfg
+	}
+	bubble(t, config, func(t *testing.T, s *Scheduler) {
+		running := submit(t, s, Request{Prompt: prompt(10), MaxTokens: 1000})
+		time.Sleep(time.Second)
+		drained := make(chan error, 1)
+		go func() { drained <- s.Drain(t.Context()) }()
+		synctest.Wait()
+		s.cfg.Runtime.(*fakeRuntime).lose(stageError(1))
+		if _, err := running.Wait(nil); err == nil {
+			t.Error("the request came to its end without its pipeline")
+		}
+		if err := <-drained; err != nil {
+			t.Error(err)
+		}
 	})
 }
 
 func TestLossForGood(t *testing.T) {
 	for _, c := range []struct {
 		name     string
-		relaunch func(context.Context) (Runtime, error)
+		relaunch func(context.Context) (Runtime, *kvledger.Config, error)
 		attempts int
 	}{
 		{"no relaunch", nil, 0},
-		{"it never comes up", func(context.Context) (Runtime, error) { return nil, errKernel }, 2},
-		{"the relaunch panics", func(context.Context) (Runtime, error) { panic("no") }, 2},
-		{"no runtime", func(context.Context) (Runtime, error) { return nil, nil }, 2},
+		{"it never comes up", func(context.Context) (Runtime, *kvledger.Config, error) { return nil, nil, errKernel }, 2},
+		{"the relaunch panics", func(context.Context) (Runtime, *kvledger.Config, error) { panic("no") }, 2},
+		{"no runtime", func(context.Context) (Runtime, *kvledger.Config, error) { return nil, nil, nil }, 2},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			config := func() Config {

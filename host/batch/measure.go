@@ -23,12 +23,13 @@ const (
 	defaultMeasureBudget = 5 * time.Second
 	measureRepeats       = 3
 	measureRows          = 64 // of the prompt that is timed
-	measureLength        = 128
+	// MeasureLength is the positions of a sequence that Measure needs.
+	MeasureLength = 128
 )
 
 // Measure times steps of 1, 2, 4, … sequences on an idle runtime, alone and with all stages at work, and rows of a
 // prompt. It reserves a few short sequences and releases them again; where the memory is too small for MaxBatch of
-// them, it measures fewer. An error of the runtime ends it.
+// them, it measures fewer, and returns nil where it is too small for one. An error of the runtime ends it.
 func Measure(ctx context.Context, rt Runtime, cfg MeasureConfig) (*Speeds, error) {
 	if cfg.Clock == nil {
 		cfg.Clock = SystemClock{}
@@ -38,6 +39,9 @@ func Measure(ctx context.Context, rt Runtime, cfg MeasureConfig) (*Speeds, error
 	defer m.release()
 	if err := m.reserve(max(1, cfg.MaxBatch)); err != nil {
 		return nil, err
+	}
+	if len(m.seqs) == 0 {
+		return nil, nil
 	}
 	speeds := &Speeds{}
 	row, err := m.promptRow()
@@ -76,8 +80,8 @@ type metered struct {
 func (m *meter) reserve(n int) error {
 	for range n {
 		seq := m.rt.NewSeq()
-		err := m.rt.Reserve(m.ctx, sdk.Reservation{Seq: seq, Prompt: []int32{0}, MaxLen: measureLength})
-		if sdk.CodeOf(err) == sdk.CodeOutOfMemory && len(m.seqs) > 0 {
+		err := m.rt.Reserve(m.ctx, sdk.Reservation{Seq: seq, Prompt: []int32{0}, MaxLen: MeasureLength})
+		if sdk.CodeOf(err) == sdk.CodeOutOfMemory {
 			return nil
 		}
 		if err != nil {

@@ -235,11 +235,11 @@ func TestPipelineLosesAnExecutor(t *testing.T) {
 	want := alone(t, p, reqs[5])
 	s, err := New(Config{
 		Runtime: p, MaxActive: 4, Ledger: kvledger.Config{Stages: kvledger.Stages(m.profile, m.plan, nil, 0)},
-		Relaunch: func(ctx context.Context) (Runtime, error) {
+		Relaunch: func(ctx context.Context) (Runtime, *kvledger.Config, error) {
 			_ = p.Close(ctx) // of what is lost
 			next, err := m.start(ctx, 4)
 			p = next
-			return next, err
+			return next, nil, err
 		},
 	})
 	if err != nil {

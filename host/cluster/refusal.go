@@ -172,13 +172,18 @@ func FromHandshake(err error) *Refusal {
 	return nil
 }
 
-// fromVerdict keeps the text: the node that refused knows best what to change.
+// fromVerdict keeps the text: the node that refused knows best what is wrong. What to change is the same everywhere.
 func fromVerdict(r securelink.Refusal) *Refusal {
-	code := map[securelink.RefusalCode]Code{
-		securelink.RefusedBusy: CodeBusy, securelink.RefusedVersion: CodeVersion, securelink.RefusedCluster: CodeCluster,
-	}[r.Code]
-	if code == "" {
+	var like *Refusal
+	switch r.Code {
+	case securelink.RefusedBusy:
+		like = RefuseBusy("")
+	case securelink.RefusedVersion:
+		like = RefuseVersion("", "")
+	case securelink.RefusedCluster:
+		like = RefuseCluster("", "")
+	default:
 		return nil
 	}
-	return &Refusal{Code: code, Reason: r.String()}
+	return &Refusal{Code: like.Code, Reason: strings.TrimSuffix(r.String(), ": "+like.Remedy), Remedy: like.Remedy}
 }

@@ -37,6 +37,7 @@ type AnnounceConfig struct {
 	Port     int               // --cluster-discovery-port, UDP; default DefaultPort
 	Interval time.Duration     // default DefaultInterval
 	Log      hclog.Logger      // default none
+	Waiting  func() bool       // whether the node is free; while it is not, nothing is sent. Default always
 
 	Interfaces func() ([]transport.Interface, error)               // default transport.Interfaces
 	Route      func(netip.AddrPort) (netip.Addr, error)            // address that packets to a target leave from; default asks the system
@@ -149,6 +150,9 @@ func (a *announcer) datagram(local netip.Addr) ([]byte, error) {
 
 // round sends one beacon over each path.
 func (a *announcer) round() {
+	if a.cfg.Waiting != nil && !a.cfg.Waiting() {
+		return
+	}
 	paths := a.paths()
 	sent := 0
 	for _, p := range paths {

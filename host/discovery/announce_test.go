@@ -137,6 +137,22 @@ func TestRoundsReachATracker(t *testing.T) {
 	}
 }
 
+// A node that serves a coordinator is not offered to another.
+func TestABusyNodeIsSilent(t *testing.T) {
+	w, free := &wire{}, false
+	a := testAnnouncer(t, w, &bytes.Buffer{}, func(cfg *AnnounceConfig) { cfg.Waiting = func() bool { return free } })
+	defer a.close()
+	a.round()
+	if len(w.sent) != 0 {
+		t.Errorf("%d beacons of a busy node", len(w.sent))
+	}
+	free = true
+	a.round()
+	if len(w.sent) != 3 {
+		t.Errorf("%d beacons of a free node, want 3", len(w.sent))
+	}
+}
+
 func TestOneBadInterfaceStopsNoOther(t *testing.T) {
 	w, log := &wire{broken: map[netip.Addr]error{}}, &bytes.Buffer{}
 	a := testAnnouncer(t, w, log, nil)

@@ -1,10 +1,9 @@
 package engine
 
-// Device is the kind of device that the stages on this machine compute on: "cpu", "metal" or "cuda"; empty where other machines
-// hold the model.
+// Device is the kind of device that the stages compute on: "cpu", "metal" or "cuda".
 func (e *Engine) Device() string {
-	if e.catalog == nil {
-		return ""
+	if e.remote != nil {
+		return e.remote.Device()
 	}
 	choice, err := e.catalog.ForModelType(e.Model.ModelType)
 	if err != nil {

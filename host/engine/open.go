@@ -127,6 +127,14 @@ func (e *Engine) load(ctx context.Context) (err error) {
 	return e.catalog.Release(ctx) // executors of other families
 }
 
+// Drain tells the stages that no new work comes; what runs goes on.
+func (e *Engine) Drain(ctx context.Context) error {
+	if e.remote == nil {
+		return nil
+	}
+	return e.remote.Drain(ctx)
+}
+
 // Close ends everything, also where ctx is over already.
 func (e *Engine) Close(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), stopTimeout)

@@ -121,8 +121,6 @@ type PlanConfig struct {
 	Headroom  *partition.Headroom // --memory-headroom: left free; nil is the default on this machine and none on stated memory
 	Context   int                 // --ctx: tokens of each sequence; 0 takes partition.PlanningContext
 	Sequences int                 // --parallel: sequences at once; 0 means 1
-	Objective partition.Objective // --pp-objective; empty means memory
-	Speeds    []float64           // --stage-speed: relative speed of each stage; nil means all equal
 }
 
 // stages tells how many stages are planned for: as many as there are memories where nothing else says.
@@ -219,7 +217,7 @@ func (c PlanConfig) plan(cfg Config, model *modelrepo.Model, choice executor.Cho
 		demand.Context = partition.PlanningContext(profile)
 	}
 	r := partition.Request{
-		Profile: profile, Demand: demand, Hardware: c.hardware(device, stages), Objective: c.Objective, Speeds: c.Speeds,
+		Profile: profile, Demand: demand, Hardware: c.hardware(device, stages),
 		Quantizations: choice.Family.Quantizations,
 	}
 	r, err := pipeline.Request(r)

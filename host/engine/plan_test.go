@@ -172,8 +172,8 @@ func TestPlanModelRefuses(t *testing.T) {
 		"too few sizes":          {"split", pipeline(2, ""), PlanConfig{Memory: []int64{1 << 40}}, &sizes, "1 of 2 sizes"},
 		"too many sizes":         {"split", pipeline(0, "0-3"), PlanConfig{Memory: []int64{1 << 40, 1}}, &sizes, "2 of 1 sizes"},
 		"context too long":       {"split", pipeline(1, ""), PlanConfig{Context: 16385}, &flag, "16384"},
-		"too many speeds":        {"split", pipeline(1, ""), PlanConfig{Objective: partition.ObjectiveSpeed, Speeds: []float64{1, 2}}, &flag, "2 speeds for 1 stages"},
-		"speeds without purpose": {"split", pipeline(1, ""), PlanConfig{Speeds: []float64{1}}, &flag, "--pp-objective speed"},
+		"too many speeds":        {"split", partition.PipelineConfig{Objective: partition.ObjectiveSpeed, Speeds: []float64{1, 2}}, PlanConfig{}, &flag, "2 speeds for 1 stages"},
+		"speeds without purpose": {"split", partition.PipelineConfig{Speeds: []float64{1}}, PlanConfig{}, &flag, "--pp-objective speed"},
 		"all headroom":           {"split", pipeline(1, ""), PlanConfig{Memory: []int64{1 << 30}, Headroom: &partition.Headroom{Fixed: 1 << 30}}, &budget, "--memory-headroom"},
 	} {
 		t.Run(name, func(t *testing.T) {

@@ -12,6 +12,9 @@ import (
 type Stages interface {
 	Pipeline() *pipeline.Pipeline
 	Profile() *sdk.ModelProfile
+	Device() string // kind, the same on all of them
+	// Drain tells the machines that no new work comes.
+	Drain(ctx context.Context) error
 	// Close ends the pipeline and lets the machines go. The end of ctx makes it ungentle, not incomplete.
 	Close(ctx context.Context) error
 }

@@ -10,10 +10,12 @@ import (
 
 // PipelineConfig is what the pipeline flags say. A nil field is a flag that was not given.
 type PipelineConfig struct {
-	Size           *int    // --pp-size: stages. Not given: as many as Layers has ranges, else 1, which means no split
-	SizeFlag       string  // the name under which Size was asked for; default "--pp-size"
-	Layers         *string // --pp-layers: inclusive layer ranges, one per stage; alone it turns the pipeline on
-	MicroBatchSize *int    // --pp-micro-batch-size: sequences per micro-batch. Not given: 1
+	Size           *int      // --pp-size: stages. Not given: as many as Layers has ranges, else 1, which means no split
+	SizeFlag       string    // the name under which Size was asked for; default "--pp-size"
+	Layers         *string   // --pp-layers: inclusive layer ranges, one per stage; alone it turns the pipeline on
+	MicroBatchSize *int      // --pp-micro-batch-size: sequences per micro-batch. Not given: 1
+	Objective      Objective // --pp-objective: what an automatic cut makes small; empty takes the Request's
+	Speeds         []float64 // --stage-speed: relative speed of each stage for ObjectiveSpeed; nil takes the Request's
 }
 
 // MicroBatch returns the sequences per micro-batch.
@@ -100,6 +102,12 @@ func (c PipelineConfig) Request(r Request) (Request, error) {
 		if r.Ranges, err = ParseRanges(*c.Layers); err != nil {
 			return r, err
 		}
+	}
+	if c.Objective != "" {
+		r.Objective = c.Objective
+	}
+	if c.Speeds != nil {
+		r.Speeds = c.Speeds
 	}
 	if r.Hardware.Stages == nil {
 		r.Hardware = Local(c.Stages(), Memory{Budget: Unlimited})

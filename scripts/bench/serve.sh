@@ -62,7 +62,7 @@ cluster() {
     process[peer$i]=$!
     peers+=("127.0.0.1:$port")
   done
-  serve "$1" --pp-auto 2 --cluster-secret-file "$secret" --cluster-peers "${peers[0]},${peers[1]}" \
+  serve "$1" --pp-auto 2 --pp-objective speed --cluster-secret-file "$secret" --cluster-peers "${peers[0]},${peers[1]}" \
     --cluster-control-addr "127.0.0.1:$(free_port)" --cluster-config-out "$cache/cluster.toml"
 }
 
@@ -109,7 +109,7 @@ ratio() { awk -v a="$1" -v b="$2" 'BEGIN { printf "%.3f", a / b }'; }
 
 serve one --threads 1
 serve twin --threads 1
-serve two --threads 1 --pp-size 2
+serve two --threads 1 --pp-size 2 --pp-objective speed
 serve wide --threads 2
 cluster far
 rival

@@ -7,6 +7,7 @@ import (
 	"io"
 	"net"
 	"net/netip"
+	"runtime"
 	"strconv"
 	"strings"
 	"time"
@@ -208,6 +209,9 @@ func (r *reader) file() {
 	if err != nil {
 		r.faults = append(r.faults, err)
 		return
+	}
+	if line := t.Backend.Fallback(runtime.GOOS); line != "" {
+		notices = append(notices, line)
 	}
 	r.s.Topology, r.s.Node, r.s.NodeID, r.s.Notices = t, node, node.ID, notices
 	r.s.secret.TOMLFile = t.SecretPath()

@@ -39,12 +39,12 @@ const (
 
 // Coordinator brings one cluster up, as often as needed. It is safe for concurrent use.
 type Coordinator struct {
-	cfg      Config
-	secret   securelink.Secret
-	identity *cluster.Identity
-	own      []sdk.Description
+	cfg    Config
+	secret securelink.Secret
+	own    []sdk.Description
 
 	mu        sync.Mutex
+	identity  *cluster.Identity    // that peers must have; nil until it is known
 	runs      int                  // begun
 	current   *bringup.Coordinator // of the last run; nil before the first
 	committed *bringup.Committed   // waits for Open
@@ -153,8 +153,19 @@ func (c *Coordinator) Open(ctx context.Context) (*engine.Engine, error) {
 		if err != nil {
 			return nil, err
 		}
+		c.pin(running.Plan.Identity)
 		return stages{running}, nil
 	})
+}
+
+// pin keeps a coordinator without a copy of the model to the one that it has served: peers that come back with another
+// are refused.
+func (c *Coordinator) pin(id cluster.Identity) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.identity == nil {
+		c.identity = &id
+	}
 }
 
 func (c *Coordinator) take() *bringup.Committed {
@@ -207,6 +218,4 @@ type stages struct{ *bringup.Running }
 
 func (s stages) Pipeline() *pipeline.Pipeline { return s.Running.Pipeline }
 func (s stages) Profile() *sdk.ModelProfile   { return s.Running.Plan.Profile }
-
-// KVBudgets are the bytes that each stage has for the state of all its sequences.
-func (s stages) KVBudgets() []int64 { return s.Running.Plan.KVBudgets }
+func (s stages) Device() string               { return s.Running.Plan.Device }

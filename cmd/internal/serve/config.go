@@ -135,6 +135,14 @@ func (f *faults) engine(cfg *Config) {
 	if c.IsSet("pp-micro-batch-size") && cfg.MicroBatch < 1 {
 		f.add("--pp-micro-batch-size %d: give 1 or more, or leave the flag out to let measured step times decide", cfg.MicroBatch)
 	}
+	if e.Pipeline.Objective, err = partition.ParseObjective(c.String("pp-objective")); err != nil {
+		f.list = append(f.list, err)
+	}
+	if text := c.String("stage-speed"); text != "" {
+		if e.Pipeline.Speeds, err = partition.ParseSpeeds(text); err != nil {
+			f.list = append(f.list, err)
+		}
+	}
 	e.Threads, e.PrefillChunk, e.TemplateFile = c.Int("threads"), c.Int("prefill-chunk-size"), c.String("chat-template-file")
 	exe, err := os.Executable()
 	if err != nil {

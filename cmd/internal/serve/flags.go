@@ -7,6 +7,7 @@ import (
 
 	"github.com/mlxcel/mlxcel/cmd/internal/clusterflags"
 	"github.com/mlxcel/mlxcel/host/engine"
+	"github.com/mlxcel/mlxcel/host/partition"
 	"github.com/urfave/cli/v2"
 )
 
@@ -104,6 +105,8 @@ func pipelineFlags() []cli.Flag {
 	return []cli.Flag{
 		&cli.IntFlag{Name: "pp-size", Category: groupPipeline, Usage: "split the model over `N` stages", DefaultText: "1, no split"},
 		&cli.StringFlag{Name: "pp-layers", Category: groupPipeline, Usage: "inclusive layer `RANGES`, one per stage, e.g. \"0-14,15-29\""},
+		&cli.StringFlag{Name: "pp-objective", Category: groupPipeline, Value: string(partition.ObjectiveMemory), Usage: "what an automatic cut makes small: memory (the heaviest stage's bytes) or speed (the slowest stage's time)"},
+		&cli.StringFlag{Name: "stage-speed", Category: groupPipeline, Usage: "relative `SPEEDS` of the stages for --pp-objective speed, e.g. \"1,2.5\"", DefaultText: "all equal"},
 		&cli.IntFlag{Name: "pp-micro-batch-size", Category: groupPipeline, Usage: "`N` sequences of one step", DefaultText: "what the measured step times say"},
 		&cli.IntFlag{Name: "threads", Aliases: []string{"t"}, Category: groupPipeline, Usage: "compute threads of each stage", DefaultText: "what the executor chooses"},
 	}

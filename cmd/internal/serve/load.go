@@ -20,7 +20,11 @@ import (
 type loadedModel struct {
 	log       hclog.Logger
 	from      source
+	books     func(*engine.Engine) kvledger.Config // of its stages
+	reopened  func(*engine.Engine)                 // told of an engine that took the place of a lost one
 	scheduler *batch.Scheduler
+
+	opening sync.Mutex // held until there is a scheduler, and while an engine is replaced
 
 	mu     sync.Mutex
 	engine *engine.Engine // nil while a lost one is not replaced
@@ -28,7 +32,8 @@ type loadedModel struct {
 
 // load takes the model to a scheduler, and makes the server ready.
 func (p *program) load(ctx context.Context, from source) (m *loadedModel, err error) {
-	m = &loadedModel{log: p.log, from: from}
+	m = &loadedModel{log: p.log, from: from, books: p.books}
+	m.reopened = func(e *engine.Engine) { p.api.SetModel(p.served(e, m.scheduler)) }
 	e, err := from.Open(ctx)
 	if err != nil {
 		return nil, err
@@ -46,24 +51,44 @@ func (p *program) load(ctx context.Context, from source) (m *loadedModel, err er
 	if err != nil {
 		return m, err
 	}
-	if !p.cfg.NoWarmup {
-		if cfg.Speeds, err = batch.Measure(ctx, e.Pipeline, batch.MeasureConfig{
-			Stages: len(e.Plan()), MaxBatch: cfg.MaxBatch, VocabSize: cfg.VocabSize,
-		}); err != nil {
-			return m, fmt.Errorf("warm-up: %w", err)
-		}
+	if cfg.Speeds, err = p.warmUp(ctx, e, cfg); err != nil {
+		return m, fmt.Errorf("warm-up: %w", err)
 	}
 	if !p.cfg.Cluster.NoAutoRestart {
 		cfg.Relaunch = m.relaunch
 	}
 	cfg.RefuseWhileLost = p.cfg.Cluster.Mode == clusterflags.Coordinator // a machine may stay away for long
-	if m.scheduler, err = batch.New(cfg); err != nil {
+	if err = m.schedule(cfg); err != nil {
 		return m, err
 	}
 	p.model.set(m)
 	p.api.SetModel(p.served(e, m.scheduler))
 	p.log.Info("ready", "context", m.scheduler.Limit(), "parallel", cfg.MaxActive)
 	return m, nil
+}
+
+// warmUp measures steps; nil where it was not asked for, or there is no room.
+func (p *program) warmUp(ctx context.Context, e *engine.Engine, cfg batch.Config) (*batch.Speeds, error) {
+	if p.cfg.NoWarmup {
+		return nil, nil
+	}
+	var speeds *batch.Speeds
+	var err error
+	if limit := e.Profile.ContextLength; limit == 0 || limit >= batch.MeasureLength {
+		speeds, err = batch.Measure(ctx, e.Pipeline, batch.MeasureConfig{Stages: len(e.Plan()), MaxBatch: cfg.MaxBatch, VocabSize: cfg.VocabSize})
+	}
+	if speeds == nil && err == nil {
+		p.log.Warn("the warm-up was left out, so steps run in one group: no stage has room for a sequence of so many tokens", "tokens", batch.MeasureLength)
+	}
+	return speeds, err
+}
+
+// schedule starts the scheduler. Until it has, an engine that is lost is not replaced.
+func (m *loadedModel) schedule(cfg batch.Config) (err error) {
+	m.opening.Lock()
+	defer m.opening.Unlock()
+	m.scheduler, err = batch.New(cfg)
+	return err
 }
 
 // engineConfig lets a step of the scheduler go to the stages as one micro-batch: the scheduler itself makes the groups.
@@ -83,23 +108,26 @@ func (p *program) maxBatch() int {
 }
 
 func (p *program) batchConfig(e *engine.Engine) (batch.Config, error) {
-	stages, budgets := e.Pipeline.Stages(), e.Pipeline.KVBudgets()
-	if p.cfg.Preemption != batch.PreemptNone && budgets == nil {
+	if p.cfg.Preemption != batch.PreemptNone && e.Pipeline.KVBudgets() == nil {
 		return batch.Config{}, errors.New("--enable-preemption needs a --kv-budget that can run short")
 	}
-	plan := &partition.Plan{}
-	for _, s := range stages {
-		plan.Stages = append(plan.Stages, s.StageAssignment)
-	}
 	return batch.Config{
-		Runtime: e.Pipeline,
-		Ledger: kvledger.Config{
-			Stages:        kvledger.Stages(e.Profile, plan, budgets, p.cfg.Parallel),
-			ContextLength: contextLength(p.cfg.ContextSize, e.Profile.ContextLength),
-		},
+		Runtime: e.Pipeline, Ledger: p.books(e),
 		MaxActive: p.cfg.Parallel, MaxBatch: p.maxBatch(), MaxQueue: p.cfg.MaxQueue, MicroBatch: p.cfg.MicroBatch,
 		VocabSize: e.Profile.VocabSize, Preemption: p.cfg.Preemption, Logger: p.log.Named("batch"),
 	}, nil
+}
+
+// books is what the ledger is to know of the engine's stages.
+func (p *program) books(e *engine.Engine) kvledger.Config {
+	plan := &partition.Plan{}
+	for _, s := range e.Pipeline.Stages() {
+		plan.Stages = append(plan.Stages, s.StageAssignment)
+	}
+	return kvledger.Config{
+		Stages:        kvledger.Stages(e.Profile, plan, e.Pipeline.KVBudgets(), p.cfg.Parallel),
+		ContextLength: contextLength(p.cfg.ContextSize, e.Profile.ContextLength),
+	}
 }
 
 // contextLength is the smaller of what was asked for and what the model has; 0 means no limit.
@@ -125,18 +153,33 @@ func (p *program) served(e *engine.Engine, s *batch.Scheduler) *api.Model {
 }
 
 // relaunch brings the model up again after a stage was lost.
-func (m *loadedModel) relaunch(ctx context.Context) (batch.Runtime, error) {
+func (m *loadedModel) relaunch(ctx context.Context) (batch.Runtime, *kvledger.Config, error) {
+	m.opening.Lock()
+	defer m.opening.Unlock()
 	if err := m.closeEngine(ctx); err != nil {
 		m.log.Warn("the lost pipeline did not end in order", "error", err)
 	}
 	e, err := m.from.Open(ctx)
 	if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
 	m.mu.Lock()
 	m.engine = e
 	m.mu.Unlock()
-	return e.Pipeline, nil
+	m.reopened(e)
+	books := m.books(e)
+	return e.Pipeline, &books, nil
+}
+
+// drain tells the stages; a model that is being opened again has none to tell.
+func (m *loadedModel) drain(ctx context.Context) error {
+	m.mu.Lock()
+	e := m.engine
+	m.mu.Unlock()
+	if e == nil {
+		return nil
+	}
+	return e.Drain(ctx)
 }
 
 func (m *loadedModel) closeEngine(ctx context.Context) error {

@@ -10,6 +10,7 @@ import (
 	"os"
 	"path/filepath"
 	"sync"
+	"sync/atomic"
 
 	"github.com/hashicorp/go-hclog"
 	"github.com/mlxcel/mlxcel/host/cluster"
@@ -31,21 +32,28 @@ func runPeer(ctx context.Context, cfg *Config, signals <-chan os.Signal, errOut 
 	if err != nil {
 		return err
 	}
+	for _, n := range cfg.Cluster.Notices {
+		logger.Info(n)
+	}
 	listener, err := listenPeer(cfg)
 	if err != nil {
 		return err
 	}
 	self := securelink.Identity{NodeID: peerID(cfg, listener.Addr()), Cluster: cfg.Cluster.Name, Version: cfg.Version}
+	var busy atomic.Bool
 	peer, err := bringup.NewPeer(bringup.PeerConfig{
 		Secure: securelink.Config{Secret: secret, Self: self}, Listener: listener,
 		Model: modelOf(cfg), Open: func(context.Context) (bringup.Runtime, error) { return openLocal(cfg, logger) },
+		OnPhase:  func(phase bringup.Phase) { busy.Store(phase != bringup.PhaseWaiting) },
 		SavePlan: func(node string, raw []byte) error { return savePlan(cfg, node, raw) },
 		Logger:   logger.Named("peer"),
 	})
 	if err != nil {
 		return errors.Join(err, listener.Close())
 	}
-	announced := announce(stop.gentle, cfg, secret, self, listener.Addr(), logger)
+	beacons := cfg.Cluster.Announcement(secret, self, netip.MustParseAddrPort(listener.Addr().String()), logger.Named("discovery"))
+	beacons.Waiting = func() bool { return !busy.Load() }
+	announced := announce(stop.gentle, cfg, beacons)
 	err = peer.Run(stop.gentle)
 	stop.end()
 	return errors.Join(err, announced())
@@ -102,16 +110,15 @@ func savePlan(cfg *Config, node string, raw []byte) error {
 }
 
 // announce sends beacons until ctx ends; what it returns waits for that.
-func announce(ctx context.Context, cfg *Config, secret securelink.Secret, self securelink.Identity, at net.Addr, logger hclog.Logger) func() error {
+func announce(ctx context.Context, cfg *Config, beacons discovery.AnnounceConfig) func() error {
 	if !cfg.Cluster.MDNS {
 		return func() error { return nil }
 	}
 	var err error
 	var wait sync.WaitGroup
 	wait.Go(func() {
-		err = discovery.Announce(ctx, cfg.Cluster.Announcement(secret, self, netip.MustParseAddrPort(at.String()), logger.Named("discovery")))
-		if err != nil {
-			logger.Error("this peer can't announce itself", "error", err)
+		if err = discovery.Announce(ctx, beacons); err != nil {
+			beacons.Log.Error("this peer can't announce itself", "error", err)
 		}
 	})
 	return func() error { wait.Wait(); return err }

@@ -188,6 +188,9 @@ func (p *program) warn(addr net.Addr) {
 func (p *program) drain(ctx context.Context, m *loadedModel) {
 	p.log.Info("draining: no new requests; a second signal stops at once")
 	p.api.Drain()
+	if err := m.drain(ctx); err != nil {
+		p.log.Warn("a stage was not told that no new work comes", "error", err)
+	}
 	if err := m.scheduler.Drain(ctx); err != nil && !errors.Is(err, context.Canceled) {
 		p.log.Warn("draining ended early", "error", err)
 	}

@@ -226,11 +226,19 @@ func (p *Peer) of(c *transport.Conn, role securelink.Role) *session {
 }
 
 func (p *Peer) serveHeartbeat(_ context.Context, c *transport.Conn) {
-	s := p.of(c, securelink.RoleCoordinator)
+	role := c.Peer().Role
+	if role != securelink.RoleStage {
+		role = securelink.RoleCoordinator
+	}
+	s := p.of(c, role)
 	if s == nil {
 		return
 	}
 	defer s.work.Done()
+	if role == securelink.RoleStage {
+		s.beatPrevious(c)
+		return
+	}
 	if err := s.heartbeat.Run(s.ctx, c); s.ctx.Err() == nil {
 		p.log.Debug("heartbeat connection", "error", err)
 		s.lose(errCoordinatorGone)

@@ -4,23 +4,21 @@ import (
 	"errors"
 	"fmt"
 	"reflect"
-	"slices"
 	"strings"
 
 	"github.com/mlxcel/mlxcel/host/cluster"
+	"github.com/mlxcel/mlxcel/host/kvledger"
 	"github.com/mlxcel/mlxcel/host/partition"
 	"github.com/mlxcel/mlxcel/sdk"
 )
 
 // Demand is what a cluster is planned for.
 type Demand struct {
-	Pipeline  partition.PipelineConfig // its Size is that of the topology; Layers cuts by hand
+	Pipeline  partition.PipelineConfig // its Size is that of the topology; Layers cuts by hand, Objective and Speeds say what a cut is for
 	Context   int                      // --ctx: tokens of each sequence; 0 takes partition.PlanningContext
 	Sequences int                      // --parallel: sequences at once; 0 means 1
 	KVBudgets []int64                  // --kv-budget: bytes of each stage, or one for all; nil takes what the weights leave
 	Headroom  *partition.Headroom      // --memory-headroom: left free of what devices report; nil is the default
-	Objective partition.Objective      // --pp-objective; empty means memory
-	Speeds    []float64                // --stage-speed
 }
 
 // Plan is a cluster's cut of its model.
@@ -29,6 +27,7 @@ type Plan struct {
 	Profile   *sdk.ModelProfile
 	Family    sdk.Family
 	Identity  cluster.Identity // that all hold
+	Device    string           // kind of all
 	Demand    partition.Demand
 	KVBudgets []int64 // bytes of each stage that all sequences' state may use together; 0 sets no limit
 }
@@ -45,7 +44,15 @@ func (o offerer) agree(nodes []cluster.Node, learned []Learned) error {
 	refused := func(i int, r *cluster.Refusal) {
 		faults = append(faults, &NodeError{Stage: i, Node: nodes[i].ID, Address: nodes[i].Address, Phase: PhaseLearned, Err: r})
 	}
+	first := map[string]int{}
 	for i, l := range learned {
+		if other, taken := first[l.Node]; taken {
+			refused(i, &cluster.Refusal{
+				Code: CodeNode, Reason: fmt.Sprintf("it calls itself %q, as %s at %s does: nodes are told apart by that", l.Node, nodes[other].ID, nodes[other].Address),
+				Remedy: "give each peer a --node-id of its own",
+			})
+		}
+		first[l.Node] = i
 		if l.Profile == nil || l.Family.PlanOnly || !l.Family.Pipeline && len(nodes) > 1 {
 			refused(i, o.incapable(l, learned))
 		}
@@ -53,12 +60,12 @@ func (o offerer) agree(nodes []cluster.Node, learned []Learned) error {
 	if faults != nil {
 		return errors.Join(faults...) // without a profile of each there is nothing to compare
 	}
-	first := learned[0]
-	want := first.Identity
+	model := learned[0]
+	want := model.Identity
 	if o.identity != nil {
 		want = *o.identity
 		if want.Layers == 0 { // no executor here that could count them
-			want.Layers = first.Identity.Layers
+			want.Layers = model.Identity.Layers
 		}
 	}
 	for i, l := range learned {
@@ -67,15 +74,15 @@ func (o offerer) agree(nodes []cluster.Node, learned []Learned) error {
 			continue
 		}
 		switch {
-		case l.Device.Kind != first.Device.Kind:
-			refused(i, cluster.RefuseAccelerator(first.Device.Kind, l.Device.Kind))
-		case l.Family.Name != first.Family.Name:
+		case l.Device.Kind != model.Device.Kind:
+			refused(i, cluster.RefuseAccelerator(model.Device.Kind, l.Device.Kind))
+		case l.Family.Name != model.Family.Name:
 			refused(i, o.incapable(l, learned))
-		case !reflect.DeepEqual(l.Profile, first.Profile):
+		case !reflect.DeepEqual(l.Profile, model.Profile):
 			refused(i, &cluster.Refusal{
 				Code: cluster.CodeCapability,
 				Reason: fmt.Sprintf("pipeline capability mismatch: the executor profiles the model differently from that of %s: boundary %d × %s, want %d × %s",
-					nodes[0].ID, l.Profile.Boundary.Width, l.Profile.Boundary.Dtype, first.Profile.Boundary.Width, first.Profile.Boundary.Dtype),
+					nodes[0].ID, l.Profile.Boundary.Width, l.Profile.Boundary.Dtype, model.Profile.Boundary.Width, model.Profile.Boundary.Dtype),
 				Remedy: "give every node the same --dtype, and install the same version of the executor on all",
 			})
 		}
@@ -103,7 +110,7 @@ func makePlan(d Demand, topology *cluster.Config, learned []Learned) (*Plan, err
 	nodes := topology.Stages()
 	first := learned[0]
 	p := &Plan{
-		Profile: first.Profile, Family: first.Family, Identity: first.Identity,
+		Profile: first.Profile, Family: first.Family, Identity: first.Identity, Device: first.Device.Kind,
 		Demand: partition.Demand{Context: d.Context, Sequences: max(1, d.Sequences)},
 	}
 	if p.Demand.Context == 0 {
@@ -116,7 +123,7 @@ func makePlan(d Demand, topology *cluster.Config, learned []Learned) (*Plan, err
 	}
 	r, err := cfg.Request(partition.Request{
 		Profile: p.Profile, Demand: p.Demand, Hardware: hardware(d.headroom(), topology, nodes, learned),
-		Objective: d.Objective, Speeds: d.Speeds, Quantizations: p.Family.Quantizations,
+		Quantizations: p.Family.Quantizations,
 	})
 	if err != nil {
 		return nil, err
@@ -195,19 +202,10 @@ func deviceBudget(headroom partition.Headroom, d sdk.Device, stages int) int64 {
 // kvBudgets returns the bytes that the sequences' state may use on each stage: what was given, else what the weights leave
 // of the stage's memory, which stages with one memory share as they need it.
 func kvBudgets(plan *partition.Plan, given []int64) ([]int64, error) {
-	out := make([]int64, len(plan.Stages))
-	switch len(given) {
-	case 0:
-	case 1:
-		for i := range out {
-			out[i] = given[0]
-		}
-		return out, nil
-	case len(out):
-		return slices.Clone(given), nil
-	default:
-		return nil, fmt.Errorf("--kv-budget gives %d sizes for %d stages: give one for each, or one for all", len(given), len(out))
+	if spread, err := kvledger.Spread(given, len(plan.Stages)); spread != nil || err != nil {
+		return spread, err
 	}
+	out := make([]int64, len(plan.Stages))
 	for i, s := range plan.Stages {
 		if !s.Limited() {
 			continue

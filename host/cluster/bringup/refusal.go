@@ -17,6 +17,7 @@ const (
 	CodeOrder  cluster.Code = "out-of-order" // a message that does not fit the phase
 	CodeConfig cluster.Code = "cluster-file" // the cluster's TOML is no good to the peer
 	CodeStage  cluster.Code = "stage"        // the executor could not be started, or did not load
+	CodeNode   cluster.Code = "node-id"      // two peers call themselves the same
 	CodeLink   cluster.Code = "stage-link"   // no connection to the next stage, or one that fails its self-test
 )
 

@@ -51,6 +51,10 @@ func TestRefusals(t *testing.T) {
 			code: cluster.CodeCluster, stage: 1, says: []string{"theirs", "test", "--cluster-name"},
 		},
 		{
+			name: "one name for two", peer: func(c *PeerConfig, _ *toyRuntime) { c.Secure.Self.NodeID = "peer-0" },
+			code: CodeNode, stage: 1, says: []string{"peer-0", "--node-id"},
+		},
+		{
 			name: "no executor", peer: func(_ *PeerConfig, r *toyRuntime) {
 				r.change = func(i *Inspection) {
 					i.Profile, i.Family, i.Plugin, i.Problem = nil, sdk.Family{}, "", "none is installed"

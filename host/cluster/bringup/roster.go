@@ -24,9 +24,10 @@ var nextStep = map[Phase]step{
 // roster is the coordinator's side of a bring-up: no node goes on before all have come as far, and the first refusal or
 // loss aborts it at all of them. It is pure.
 type roster struct {
-	phases  []Phase // of each node
-	cause   error   // why it was aborted
-	culprit int
+	phases   []Phase // of each node
+	gathered bool    // all were learned at the same time
+	cause    error   // why it was aborted
+	culprit  int
 }
 
 func newRoster(nodes int) *roster {
@@ -55,6 +56,7 @@ func (r *roster) reached(node int, p Phase) (step, error) {
 	if !barrier || !r.all(p) {
 		return stepWait, nil
 	}
+	r.gathered = true
 	return next, nil
 }
 
@@ -66,7 +68,7 @@ func (r *roster) all(p Phase) bool {
 // left takes a node that was learned back to waiting: as long as others are still to come, one that goes may come again. It
 // reports false where its going is a loss.
 func (r *roster) left(node int) bool {
-	if r.cause != nil || r.phases[node] != PhaseLearned || r.all(PhaseLearned) {
+	if r.cause != nil || r.gathered || r.phases[node] != PhaseLearned {
 		return false
 	}
 	r.phases[node] = PhaseWaiting

@@ -340,6 +340,11 @@ func (r *run) atAll(timeout time.Duration, call func(context.Context, *node, pb.
 func (r *run) close(ctx context.Context) error {
 	r.mu.Lock()
 	p := r.pipeline
+	r.mu.Unlock()
+	if p != nil && p.Err() != nil && !errors.Is(p.Err(), pipeline.ErrClosed) {
+		r.failStage(p.Err()) // who uses the pipeline was faster than who watches it
+	}
+	r.mu.Lock()
 	closing := r.roster.failed(-1, ErrClosed) == stepAbort // what peers do from now on is no loss
 	r.mu.Unlock()
 	if closing {

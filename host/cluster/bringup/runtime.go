@@ -126,7 +126,7 @@ func (l *Local) profile(ctx context.Context, out *Inspection) error {
 
 // ask calls the executor of the model. Its process stays up, and becomes that of the next stage.
 func (l *Local) ask(ctx context.Context, call func(*sdk.Client) error) error {
-	p, err := l.catalog.Start(ctx, executor.Spec{Plugin: l.choice.Entry.Path, Stage: "waiting for a stage"})
+	p, err := l.waiting(ctx)
 	if err != nil {
 		return err
 	}
@@ -135,6 +135,27 @@ func (l *Local) ask(ctx context.Context, call func(*sdk.Client) error) error {
 	}
 	l.catalog.Return(p)
 	return nil
+}
+
+// waiting returns the executor that waits for a stage. One that died meanwhile, or stands still, is replaced: nothing is lost with it.
+func (l *Local) waiting(ctx context.Context) (*executor.Process, error) {
+	spec := executor.Spec{Plugin: l.choice.Entry.Path, Stage: "waiting for a stage"}
+	p, err := l.catalog.Start(ctx, spec)
+	if err != nil {
+		return nil, err
+	}
+	limited, cancel := context.WithTimeout(ctx, sdk.PingTimeout)
+	defer cancel()
+	if _, err = p.Health(limited); err == nil {
+		return p, nil
+	}
+	if failed := errors.Join(p.Kill(), p.Stop(ctx)); failed != nil || ctx.Err() != nil {
+		return nil, errors.Join(err, failed)
+	}
+	if log := l.cfg.Plugins.Logger; log != nil {
+		log.Warn("an executor that waited for a stage is replaced", "error", err)
+	}
+	return l.catalog.Launch(ctx, spec)
 }
 
 // Device is Runtime's.

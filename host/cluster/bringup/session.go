@@ -47,7 +47,7 @@ type session struct {
 	plan  *partition.Plan
 	stage *pipeline.Stage
 	load  sdk.LoadProgress
-	links [2]*transport.Conn // previous and next
+	links [2]*stageLink // previous and next
 	link  linked
 }
 
@@ -311,18 +311,20 @@ func (s *session) connect(ctx context.Context) (linked, error) {
 	opened = append(opened, coordinator)
 	conns.Coordinator = coordinator
 	var found linked
-	var links [2]*transport.Conn
+	var links [2]*stageLink
 	if s.offer.stage < len(s.offer.stages)-1 {
 		if links[1], found, err = s.dialNext(ctx); err != nil {
 			return failed(err)
 		}
-		opened = append(opened, links[1])
+		opened = append(opened, links[1].Conn)
 		conns.Next = links[1]
 	}
 	if s.offer.stage > 0 {
-		if links[0], err = s.take(ctx, s.previous, "the link from the stage before"); err != nil {
+		previous, err := s.take(ctx, s.previous, "the link from the stage before")
+		if err != nil {
 			return failed(err)
 		}
+		links[0] = &stageLink{Conn: previous}
 		conns.Previous = links[0]
 	}
 	s.peer.mu.Lock()
@@ -339,18 +341,19 @@ func (s *session) connect(ctx context.Context) (linked, error) {
 }
 
 // dialNext tries the candidate addresses of the next stage and tests the link to the one that answers.
-func (s *session) dialNext(ctx context.Context) (*transport.Conn, linked, error) {
+func (s *session) dialNext(ctx context.Context) (*stageLink, linked, error) {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
 	defer context.AfterFunc(s.ctx, func() { cancel(context.Cause(s.ctx)) })()
 	next := s.offer.stages[s.offer.stage+1]
 	opening := transport.Opening{Kind: transport.KindLink, Session: s.id, Stage: uint16(s.offer.stage)}
-	c, err := s.peer.dial.Connect(ctx, next.candidates, opening, func(id securelink.Identity) error {
+	isNext := func(id securelink.Identity) error {
 		if id.NodeID != next.peer {
 			return fmt.Errorf("node %q answers, not %q", id.NodeID, next.peer)
 		}
 		return nil
-	})
+	}
+	c, err := s.peer.dial.Connect(ctx, next.candidates, opening, isNext)
 	refusal := func(err error) error {
 		return &cluster.Refusal{
 			Code: CodeLink, Reason: fmt.Sprintf("no link to stage %d (%s): %v", s.offer.stage+1, next.node, err),
@@ -360,14 +363,18 @@ func (s *session) dialNext(ctx context.Context) (*transport.Conn, linked, error)
 	if err != nil {
 		return nil, linked{}, refusal(err)
 	}
+	link := &stageLink{Conn: c.Conn}
 	probe, err := stagelink.SelfTest(ctx, c, s.peer.cfg.Rand)
+	if err == nil {
+		err = s.beatNext(ctx, link, c.Address, isNext)
+	}
 	if err != nil {
 		_ = c.Close()
 		return nil, linked{}, refusal(fmt.Errorf("%s: %w", c.Address, err))
 	}
 	s.peer.log.Info("linked to the next stage", "stage", s.offer.stage+1, "node", next.node, "address", c.Address,
 		"round_trip", probe.RoundTrip, "mib_per_s", int64(probe.BytesPerSecond)>>20)
-	return c.Conn, linked{c.Address, probe.RoundTrip}, nil
+	return link, linked{c.Address, probe.RoundTrip}, nil
 }
 
 // traffic returns the bytes that went over the stage's links; peer.mu is held.
