@@ -346,7 +346,7 @@ func TestUnreachable(t *testing.T) {
 		"protocol": {dial(&securelink.ProtocolError{Got: 4, Want: 5}), want{Failure, "x", "protocol version 4, want 5", "same version of mlxcel"}},
 		"version":  {refusal(securelink.RefusedVersion, cluster.RefuseVersion("v2", "v1").Error()), want{Failure, "x", `version "v1", want "v2"`, "same version of mlxcel"}},
 		"cluster":  {refusal(securelink.RefusedCluster, cluster.RefuseCluster("a", "b").Error()), want{Failure, "x", `"b", want "a"`, "--cluster-name"}},
-		"busy":     {refusal(securelink.RefusedBusy, "too many"), want{Failure, "x", "too many", "log of the node"}},
+		"busy":     {refusal(securelink.RefusedBusy, "too many"), want{Failure, "x", "too many", "stop that one"}},
 		"other":    {errors.New("whatever"), want{Failure, "x", "whatever", "log of the node"}},
 	} {
 		t.Run(name, func(t *testing.T) { check(t, []Finding{Unreachable("x", address, tc.err)}, tc.want) })
