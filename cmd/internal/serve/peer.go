@@ -2,6 +2,7 @@ package serve
 
 import (
 	"context"
+	"crypto/sha256"
 	"errors"
 	"fmt"
 	"io"
@@ -72,7 +73,8 @@ func listenPeer(cfg *Config) (net.Listener, error) {
 	return l, nil
 }
 
-// peerID names this peer until it has a stage: by the file, by the operator, or by host and port, which stay the same over restarts.
+// peerID names this peer until it has a stage: by the file, by the operator, or by host and port, which stay the same over restarts,
+// and a few digits that tell hosts of one name apart.
 func peerID(cfg *Config, at net.Addr) string {
 	if id := cfg.Cluster.NodeID; id != "" {
 		return id
@@ -82,7 +84,8 @@ func peerID(cfg *Config, at net.Addr) string {
 		host = "peer"
 	}
 	port := netip.MustParseAddrPort(at.String()).Port()
-	suffix := fmt.Sprintf("-%d", port)
+	sum := sha256.Sum256([]byte(bringup.MachineID() + " " + at.String()))
+	suffix := fmt.Sprintf("-%d-%x", port, sum[:3])
 	return host[:min(len(host), cluster.MaxNameLength-len(suffix))] + suffix
 }
 
