@@ -35,7 +35,7 @@ endif
 .PHONY: setup build demo test bench lint fuzz clean help generate race sanitize oracle clients soak test-hosts test-three-hosts
 
 help: ## list the targets
-	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 10
+	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 20
 
 setup: $(MODEL)/config.json ## fetch MLX and the toolchain, build, and fetch the demo's model
 
