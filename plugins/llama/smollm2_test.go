@@ -8,6 +8,7 @@ import (
 	"os"
 	"path/filepath"
 	"runtime"
+	"strconv"
 	"testing"
 
 	"github.com/mlxcel/mlxcel/mlxshared/stage/stagetest"
@@ -106,4 +107,36 @@ func BenchmarkPrefill(b *testing.B) {
 		p.Truncate(1, 0)
 	}
 	b.ReportMetric(float64(b.N*len(ids))/b.Elapsed().Seconds(), "tokens/s")
+}
+
+// BenchmarkBatch decodes sequences of one length side by side: how a step's time grows with them says what groups in flight can
+// bring, and a few prompt rows beside them what arrivals cost.
+func BenchmarkBatch(b *testing.B) {
+	dir := smolLM2(b)
+	prompt := readSmolLM2Golden(b).Prompts[0].IDs
+	const last = 256 // keeps the context short, so that what is measured stays the same
+	for _, batch := range []int{1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 12, 13} {
+		b.Run(strconv.Itoa(batch), func(b *testing.B) {
+			p := stagetest.Open(b, families(), dir, stagetest.Options{Threads: 1})
+			steps := make([]sdk.SeqStep, batch)
+			for i := range steps {
+				seq := sdk.SeqID(i + 1)
+				p.Reserve(sdk.Reservation{Seq: seq, Prompt: prompt})
+				token := p.Step(p.Prefill(seq, prompt, 512))[0].Token
+				steps[i] = sdk.SeqStep{Seq: seq, Pos: len(prompt), Tokens: []int32{token}, Want: sdk.WantToken}
+			}
+			for b.Loop() {
+				for i := range steps {
+					if steps[i].Pos == last {
+						p.Truncate(steps[i].Seq, len(prompt))
+						steps[i].Pos = len(prompt)
+					}
+				}
+				for i, r := range p.Step(steps...) {
+					steps[i].Tokens, steps[i].Pos = []int32{r.Token}, steps[i].Pos+1
+				}
+			}
+			b.ReportMetric(float64(b.N*batch)/b.Elapsed().Seconds(), "tokens/s")
+		})
+	}
 }

@@ -71,8 +71,8 @@ func BenchmarkLinear(b *testing.B) {
 			matrices[i] = matrix(r, c.l, dt, c.rows, c.cols, false)
 		}
 		weights := len(matrices[0].Data) + len(matrices[0].Scales) + len(matrices[0].Biases)
-		for _, m := range []int{1, 2, 4, 8, 64, 256} {
-			if m > 8 && c.rows > 5000 {
+		for _, m := range []int{1, 2, 4, 6, 8, 16, 64, 256} {
+			if m > 16 && c.rows > 5000 {
 				continue
 			}
 			x := encode(cpu.F16, normals(r, m*c.cols, 1))

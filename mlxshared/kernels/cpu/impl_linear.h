@@ -2,7 +2,7 @@
 //
 // A format says how sixteen weights of a row become float32. It works by steps of kChunks vectors that share a scale.
 // Each (x row, output feature) pair has one accumulator of sixteen lanes, fed in ascending order, whether weights are
-// taken apart for every kFusedM rows of x or once for many.
+// taken apart for every pass over a few rows of x or once for many.
 
 struct Group {
   V16 scale, bias;
@@ -223,8 +223,8 @@ template <bool PAIRS, int N> static inline void sums(const V16 *a, float *out) {
 // Outputs of a block are gathered sixteen features wide, so that they are biased, rounded and stored by vectors.
 constexpr int64_t kBlock = 16;
 
-// Rows of x that weights are taken apart for in registers; up to twice as many rows go this way.
-constexpr int kFusedM = 4;
+// Rows of x beyond which weights are taken apart once for all. Dense ones are quick to widen, and then stay close by.
+template <class F> constexpr int64_t kFusedMost = kIsDense<F> ? 4 : kPassesMost;
 
 template <class T> static void finish_as(const LinearJob &j, const float *out, int64_t m0, int64_t m, int64_t n0, int64_t n) {
   V16 bias = zero();
@@ -250,9 +250,16 @@ __attribute__((always_inline)) static inline void fetch(const uint8_t *at, int64
     __builtin_prefetch(at + i, 0, 3);
 }
 
-// M rows of x times R rows of w, weights taken apart on the fly.
+// m rows of x side by side: sixteen columns of each in turn, so that one pointer reaches them all.
+static void interleave(const float *x, int64_t x_stride, int64_t m, float *out) {
+  for (int64_t k = 0; k < x_stride; k += 16)
+    for (int64_t i = 0; i < m; i++, out += 16)
+      store(out, load(x + i * x_stride + k));
+}
+
+// M interleaved rows of x times R rows of w, weights taken apart on the fly.
 template <class F, int M, int R>
-static inline void fused(const Rows &w, int64_t row, const float *x, int64_t x_stride, float *out) {
+static inline void fused(const Rows &w, int64_t row, const float *x, float *out) {
   V16 acc[M][R];
   for (int m = 0; m < M; m++)
     for (int r = 0; r < R; r++)
@@ -267,13 +274,13 @@ static inline void fused(const Rows &w, int64_t row, const float *x, int64_t x_s
       scale[r] = scale_at<F>(w, row + r, step);
     for (int c = 0; c < F::kChunks; c++) {
       const int64_t chunk = step * F::kChunks + c;
-      V16 xs[M];
-      for (int m = 0; m < M; m++)
-        xs[m] = load(x + m * x_stride + chunk * 16);
-      for (int r = 0; r < R; r++) {
-        V16 v = F::weights(data + r * w.bytes, chunk, scale[r]);
-        for (int m = 0; m < M; m++)
-          acc[m][r] = fma(v, xs[m], acc[m][r]);
+      V16 ws[R];
+      for (int r = 0; r < R; r++)
+        ws[r] = F::weights(data + r * w.bytes, chunk, scale[r]);
+      for (int m = 0; m < M; m++) {
+        V16 v = load(x + (chunk * M + m) * 16);
+        for (int r = 0; r < R; r++)
+          acc[m][r] = fma(ws[r], v, acc[m][r]);
       }
     }
   }
@@ -282,7 +289,7 @@ static inline void fused(const Rows &w, int64_t row, const float *x, int64_t x_s
       for (int r = 0; r < R; r++) {
         V16 v = F::last_weights(data + r * w.bytes, steps, rest);
         for (int m = 0; m < M; m++)
-          acc[m][r] = fma(v, load(x + m * x_stride + steps * 16), acc[m][r]);
+          acc[m][r] = fma(v, load(x + (steps * M + m) * 16), acc[m][r]);
       }
     }
   }
@@ -291,15 +298,14 @@ static inline void fused(const Rows &w, int64_t row, const float *x, int64_t x_s
 }
 
 template <class F, int M>
-static void fused_block(const LinearJob &j, const Rows &w, int64_t m0, int64_t n0, int64_t n) {
-  constexpr int R = kFusedRows;
+static void fused_block(const LinearJob &j, const Rows &w, const float *x, int64_t m0, int64_t n0, int64_t n) {
+  constexpr int R = pass_features(M);
   alignas(64) float out[M * kBlock];
-  const float *x = j.x + m0 * j.x_stride;
   int64_t r = 0;
   for (; r + R <= n; r += R)
-    fused<F, M, R>(w, r, x, j.x_stride, out + r);
+    fused<F, M, R>(w, r, x, out + r);
   for (; r < n; r++)
-    fused<F, M, 1>(w, r, x, j.x_stride, out + r);
+    fused<F, M, 1>(w, r, x, out + r);
   for (int64_t m = 0; m < M; m++) // the lanes past n are stored nowhere, but must be defined
     for (int64_t i = n; i < kBlock; i++)
       out[m * kBlock + i] = 0;
@@ -375,33 +381,55 @@ template <class F> static void linear_tiled(const LinearJob &j, const Rows &w, i
   tile_rest<F::kPairs, kTileM - 1>(j, weights, m, j.m - m, n0, n);
 }
 
-// The last m < M + 1 rows of x.
+// m <= M rows of x.
 template <class F, int M>
-static void fused_rest(const LinearJob &j, const Rows &w, int64_t m0, int64_t m, int64_t n0, int64_t n) {
+static void fused_pass(const LinearJob &j, const Rows &w, const float *x, int64_t m0, int64_t m, int64_t n0, int64_t n) {
   if constexpr (M > 0) {
     if (m == M)
-      fused_block<F, M>(j, w, m0, n0, n);
+      fused_block<F, M>(j, w, x, m0, n0, n);
     else
-      fused_rest<F, M - 1>(j, w, m0, m, n0, n);
+      fused_pass<F, M - 1>(j, w, x, m0, m, n0, n);
   }
 }
 
-template <class F> static void linear_block(const LinearJob &j, const Rows &w, int64_t n0, int64_t n, Worker &worker) {
-  if (j.m > 2 * kFusedM)
-    return linear_tiled<F>(j, w, n0, n, worker);
-  int64_t m = 0;
-  for (; m + kFusedM <= j.m; m += kFusedM)
-    fused_block<F, kFusedM>(j, w, m, n0, n);
-  fused_rest<F, kFusedM - 1>(j, w, m, j.m - m, n0, n);
+// The rows of the pass over x that begins at m: all passes are about as large.
+static inline int64_t pass_rows(int64_t m, int64_t all) {
+  const int64_t passes = (all + kPassRows - 1) / kPassRows;
+  const int64_t least = all / passes, larger = all % passes; // so many passes have one row more
+  return m < larger * (least + 1) ? least + 1 : least;
+}
+
+// The rows of x of each pass side by side.
+static const float *interleave_passes(const LinearJob &j, Worker &worker) {
+  if (j.m == 1)
+    return j.x;
+  float *out = scratch(worker, kScratchWeights, j.m * j.x_stride);
+  for (int64_t m = 0, rows; m < j.m; m += rows) {
+    rows = pass_rows(m, j.m);
+    interleave(j.x + m * j.x_stride, j.x_stride, rows, out + m * j.x_stride);
+  }
+  return out;
+}
+
+template <class F> static void linear_in_passes(const LinearJob &j, const Rows &w, const float *x, int64_t n0, int64_t n) {
+  for (int64_t m = 0, rows; m < j.m; m += rows) {
+    rows = pass_rows(m, j.m);
+    fused_pass<F, kPassRows>(j, w, x + m * j.x_stride, m, rows, n0, n);
+  }
 }
 
 static void linear(const LinearJob &j, int64_t begin, int64_t end, Worker &worker) {
   with_format(*j.w, [&](auto format) {
+    using F = decltype(format);
+    const float *x = j.m <= kFusedMost<F> ? interleave_passes(j, worker) : nullptr;
     Rows rows = rows_of(*j.w);
     for (int64_t n0 = begin; n0 < end; n0 += kBlock) {
       int64_t n = end - n0 < kBlock ? end - n0 : kBlock;
       widen_scales(*j.w, n0, n, worker, &rows);
-      linear_block<decltype(format)>(j, rows, n0, n, worker);
+      if (x)
+        linear_in_passes<F>(j, rows, x, n0, n);
+      else
+        linear_tiled<F>(j, rows, n0, n, worker);
     }
   });
 }

@@ -175,7 +175,9 @@ static inline V16 e4m3(const uint8_t *p) {
           _mm256_mul_ps(_mm256_cvtph_ps(_mm256_extracti128_si256(h, 1)), c)};
 }
 
-constexpr int kFusedRows = 2;
+constexpr int kPassRows = 5;
+constexpr int64_t kPassesMost = 12;
+constexpr int pass_features(int rows) { return rows <= 2 ? 2 : 1; }
 constexpr int kTileM = 3, kTileN = 2;
 constexpr int kScoreQ = 2;
 constexpr int kValueQ = 3, kValueVecs = 2;

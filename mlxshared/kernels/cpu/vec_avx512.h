@@ -150,7 +150,9 @@ static inline V16 e4m3(const uint8_t *p) {
   return {_mm512_mul_ps(h, _mm512_set1_ps(256.f))};
 }
 
-constexpr int kFusedRows = 4;
+constexpr int kPassRows = 6;
+constexpr int64_t kPassesMost = 24;
+constexpr int pass_features(int) { return 4; }
 constexpr int kTileM = 6, kTileN = 4;
 constexpr int kScoreQ = 4;
 constexpr int kValueQ = 4, kValueVecs = 4;

@@ -203,7 +203,9 @@ static inline V16 e4m3(const uint8_t *p) {
 }
 #undef MK_QUADS
 
-constexpr int kFusedRows = 4;
+constexpr int kPassRows = 4;
+constexpr int64_t kPassesMost = 8;
+constexpr int pass_features(int rows) { return rows <= 2 ? 2 : 1; }
 constexpr int kTileM = 3, kTileN = 2;
 constexpr int kScoreQ = 1;
 constexpr int kValueQ = 2, kValueVecs = 2;

@@ -165,7 +165,9 @@ static inline V16 e4m3(const uint8_t *p) {
 }
 #undef MK_LANES
 
-constexpr int kFusedRows = 2;               // output features at once
-constexpr int kTileM = 2, kTileN = 2;       // x rows by output features in registers
-constexpr int kScoreQ = 2;                  // query rows that share a key vector
-constexpr int kValueQ = 2, kValueVecs = 2;  // query rows by vectors of the value
+constexpr int kPassRows = 4;                   // x rows for which weights are taken apart in one go
+constexpr int64_t kPassesMost = 8;             // x rows beyond which they are taken apart once for all
+constexpr int pass_features(int) { return 2; } // output features at once, by the rows of the pass
+constexpr int kTileM = 2, kTileN = 2;          // x rows by output features in registers
+constexpr int kScoreQ = 2;                     // query rows that share a key vector
+constexpr int kValueQ = 2, kValueVecs = 2;     // query rows by vectors of the value
