@@ -1,8 +1,6 @@
 package main
 
 import (
-	"encoding/binary"
-	"math"
 	"slices"
 	"testing"
 
@@ -12,52 +10,47 @@ import (
 
 const parityRoot = "../../testdata/parity"
 
-// This executor's checkpoints. In bfloat16 rounding alone takes a few logits of the sharp ones further from the golden than
-// stagetest.Tolerance, which TestFloat16NearFloat32 shows to be rounding, and flips the experts of the routed ones.
+// This executor's checkpoints. In 16 bits rounding alone flips the routed one's experts; float32 is its test.
 var (
-	smooth = []string{"gemma3-*", "gemma4-e2b-*", "gemma4_vlm-*"}
-	sharp  = []string{"gemma4-text-*"}
+	dense  = []string{"gemma3-*", "gemma4-e2b-*", "gemma4-text-*", "gemma4_vlm-*"}
 	routed = []string{"gemma4-moe-*"}
 )
 
+// flips are the checkpoints whose attention, without a scale, enlarges roundings, with the steps of 96 at which that is seen
+// here (stagetest.Flipped). Beside each stands how mlx-lm itself fares when its sums are rounded elsewhere; see
+// docs/families.md.
+var flips = map[string]int{
+	"gemma4-text-q4":    1, // 7 of 24 such runs miss the tolerance, by up to 0.58 standard deviations
+	"gemma4-e2b-q4":     0, // 1 of 24, by 0.56
+	"gemma4_vlm-e2b-q4": 0, // the same model
+}
+
 func eachCheckpoint(t *testing.T, f func(t *testing.T, dir string)) {
-	stagetest.Each(t, parityRoot, slices.Concat(smooth, sharp, routed), f)
+	stagetest.Each(t, parityRoot, slices.Concat(dense, routed), f)
 }
 
 func TestTokensEqualGoldens(t *testing.T) {
 	eachCheckpoint(t, func(t *testing.T, dir string) { stagetest.Tokens(t, families(), dir) })
 }
 
-// The tiny mixture is chaotic in bfloat16: its tokens in float32 are the test.
+func TestFloat32LogitsEqualGoldens(t *testing.T) {
+	eachCheckpoint(t, func(t *testing.T, dir string) { stagetest.Float32Logits(t, families(), dir) })
+}
+
 func TestLogitsNearGoldens(t *testing.T) {
-	stagetest.Each(t, parityRoot, smooth, func(t *testing.T, dir string) {
-		t.Logf("largest difference: %.3f standard deviations", stagetest.Logits(t, families(), dir))
-	})
-	stagetest.Each(t, parityRoot, sharp, func(t *testing.T, dir string) {
-		t.Logf("flipped at %d steps", stagetest.RoutedLogits(t, families(), dir))
-	})
+	stagetest.Each(t, parityRoot, dense, func(t *testing.T, dir string) { stagetest.Logits(t, families(), dir, flips) })
+}
+
+func TestNoiseIsTheGoldens(t *testing.T) {
+	eachCheckpoint(t, func(t *testing.T, dir string) { stagetest.Noise(t, families(), dir) })
 }
 
 // The three bits more of float16 bring every logit close to the golden in float32.
 func TestFloat16NearFloat32(t *testing.T) {
 	const tolerance = 0.1 // standard deviations
-	stagetest.Each(t, parityRoot, slices.Concat(smooth, sharp), func(t *testing.T, dir string) {
-		golden := stagetest.ReadGolden(t, dir, "golden_f32.json")
-		p := stagetest.Open(t, families(), dir, stagetest.Options{Dtype: sdk.DtypeFloat16})
-		worst := 0.0
-		for i, run := range golden.Runs {
-			seq := sdk.SeqID(i + 1)
-			p.Reserve(sdk.Reservation{Seq: seq, Prompt: run.IDs})
-			for step, raw := range p.Logits(seq, run.IDs, run.Tokens, 512) {
-				for _, top := range run.Steps[step].Top5 {
-					logit := math.Float32frombits(binary.LittleEndian.Uint32(raw[4*int(top[0]):]))
-					worst = max(worst, math.Abs(float64(logit)-top[1])/run.LogitStd)
-				}
-			}
-		}
-		if t.Logf("largest difference: %.4f standard deviations", worst); worst > tolerance {
-			t.Errorf("%.4f standard deviations, want at most %v", worst, tolerance)
-		}
+	stagetest.Each(t, parityRoot, dense, func(t *testing.T, dir string) {
+		worst := stagetest.Near(t, families(), dir, "golden_f32.json", sdk.DtypeFloat16, tolerance)
+		t.Logf("largest difference: %.4f standard deviations", worst)
 	})
 }
 

@@ -1,7 +1,6 @@
 package main
 
 import (
-	"slices"
 	"testing"
 
 	"github.com/mlxcel/mlxcel/mlxshared/stage/stagetest"
@@ -10,37 +9,40 @@ import (
 
 const parityRoot = "../../testdata/parity"
 
-// This executor's checkpoints, by how 16 bits can be compared with the goldens: step by step, step by step but where rounding
-// flips a router's choice or what a gated delta net's state carries along (the goldens are themselves more than the
-// tolerance away from float32 at such steps), or in the mean only, since most steps have flips behind them.
-var (
-	steady  = []string{"nemotron_h-dense-*"}
-	flips   = []string{"jamba-*", "nemotron_h-moe-*", "qwen3_next-*", "qwen3_5-*", "qwen3_5_vlm-*"}
-	chaotic = []string{"qwen3_5_moe-*", "qwen3_5_moe_vlm-*"}
-)
+// checkpoints are this executor's.
+var checkpoints = []string{"nemotron_h-*", "jamba-*", "qwen3_next-*", "qwen3_5-*", "qwen3_5_vlm-*", "qwen3_5_moe-*", "qwen3_5_moe_vlm-*"}
+
+// flips are the checkpoints whose routers 16 bits flip, or whose states carry a rounding along, with the steps of 96 at
+// which that is seen here (stagetest.Flipped). Beside each stands how a float32 run compares with the golden, which no right
+// 16 bits can be held to; see docs/families.md.
+var flips = map[string]int{
+	"jamba-base-q4":           1, // float32 is up to 0.43 standard deviations away, further than the tolerance at 1 step
+	"nemotron_h-moe-q4":       1, // 1.73, at 13 steps
+	"qwen3_next-base-q4":      1, // 1.48, at 11 steps
+	"qwen3_5-base-q4":         0, // 0.51, at 2 steps
+	"qwen3_5_vlm-base-q4":     0, // the same model
+	"qwen3_5_moe-base-q4":     6, // 1.98, at 25 steps
+	"qwen3_5_moe_vlm-base-q4": 6, // the same model
+}
 
 func eachCheckpoint(t *testing.T, f func(t *testing.T, dir string)) {
-	stagetest.Each(t, parityRoot, slices.Concat(steady, flips, chaotic), f)
+	stagetest.Each(t, parityRoot, checkpoints, f)
 }
 
 func TestTokensEqualGoldens(t *testing.T) {
 	eachCheckpoint(t, func(t *testing.T, dir string) { stagetest.Tokens(t, families(), dir) })
 }
 
+func TestFloat32LogitsEqualGoldens(t *testing.T) {
+	eachCheckpoint(t, func(t *testing.T, dir string) { stagetest.Float32Logits(t, families(), dir) })
+}
+
 func TestLogitsNearGoldens(t *testing.T) {
-	stagetest.Each(t, parityRoot, steady, func(t *testing.T, dir string) {
-		t.Logf("largest difference: %.3f standard deviations", stagetest.Logits(t, families(), dir))
-	})
-	stagetest.Each(t, parityRoot, flips, func(t *testing.T, dir string) {
-		t.Logf("flipped at %d steps", stagetest.RoutedLogits(t, families(), dir))
-	})
+	eachCheckpoint(t, func(t *testing.T, dir string) { stagetest.Logits(t, families(), dir, flips) })
 }
 
 func TestNoiseIsTheGoldens(t *testing.T) {
-	eachCheckpoint(t, func(t *testing.T, dir string) {
-		own, reference := stagetest.Noise(t, families(), dir)
-		t.Logf("%.3f standard deviations from float32, mlx-lm %.3f", own, reference)
-	})
+	eachCheckpoint(t, func(t *testing.T, dir string) { stagetest.Noise(t, families(), dir) })
 }
 
 func TestBitsDoNotDependOnTheRun(t *testing.T) {

@@ -141,3 +141,14 @@ func (l *block) Forward(p *nn.Pass, x mlx.Array) mlx.Array {
 	h, normed := l.feedForwardNorm.AddForward(p, x, l.attention.Forward(p, l.inputNorm.Forward(p, x)))
 	return p.Add(h, l.feedForward.Forward(p, normed))
 }
+
+// readRotaryDim reads partial_rotary_factor as the number of leading elements of a head that rotate.
+func readRotaryDim(c *config.Object, headDim int) int {
+	factor := c.Positive("partial_rotary_factor")
+	dim := int(float64(headDim) * factor)
+	if factor > 1 || dim < 2 || dim%2 != 0 {
+		c.Fail("partial_rotary_factor", "is %v: of a head's %d elements %d would rotate, want an even number from 2 to %d", factor, headDim, dim, headDim)
+		return 2
+	}
+	return dim
+}

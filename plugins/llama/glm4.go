@@ -37,17 +37,6 @@ func (glm4) Model(c *config.Object) stage.Model {
 	return a
 }
 
-// readRotaryDim reads partial_rotary_factor as the number of leading elements of a head that rotate.
-func readRotaryDim(c *config.Object, headDim int) int {
-	factor := c.Positive("partial_rotary_factor")
-	dim := int(float64(headDim) * factor)
-	if factor > 1 || dim < 2 || dim%2 != 0 {
-		c.Fail("partial_rotary_factor", "is %v: of a head's %d elements %d would rotate, want an even number from 2 to %d", factor, headDim, dim, headDim)
-		return 2
-	}
-	return dim
-}
-
 // fusedGateUp finds gate_proj and up_proj in the halves of one matrix, the gate first.
 func fusedGateUp() []weights.Source {
 	return []weights.Source{

@@ -1,7 +1,6 @@
 package main
 
 import (
-	"slices"
 	"testing"
 
 	"github.com/mlxcel/mlxcel/mlxshared/stage/stagetest"
@@ -10,27 +9,39 @@ import (
 
 const parityRoot = "../../testdata/parity"
 
-// dense and routed are this executor's checkpoints, those with experts apart.
-var (
-	dense  = []string{"llama-*", "mistral-*", "qwen3-*", "glm4-*"}
-	routed = []string{"mixtral-*", "llama4-*", "gpt_oss-*", "glm4_moe-*"}
-)
+// checkpoints are this executor's.
+var checkpoints = []string{"llama-*", "mistral-*", "qwen3-*", "glm4-*", "mixtral-*", "llama4-*", "gpt_oss-*", "glm4_moe-*"}
+
+// flips are the checkpoints whose routers 16 bits flip, with the steps of 96 at which that is seen here (stagetest.Flipped).
+// Beside each stands how a float32 run compares with the golden, which no right 16 bits can be held to; see
+// docs/families.md.
+var flips = map[string]int{
+	"mixtral-base-q4":    1, // float32 is up to 0.40 standard deviations away, further than the tolerance at 2 steps
+	"mixtral-base-oldq4": 1, // the same model
+	"llama4-maverick-q4": 0, // 0.43, at 1 step
+	"llama4-scout-q4":    1, // 0.74, at 2 steps
+	"gpt_oss-base-q4":    2, // 0.47, at 4 steps
+	"glm4_moe-base-q4":   3, // 0.58, at 4 steps
+}
 
 func eachCheckpoint(t *testing.T, f func(t *testing.T, dir string)) {
-	stagetest.Each(t, parityRoot, slices.Concat(dense, routed), f)
+	stagetest.Each(t, parityRoot, checkpoints, f)
 }
 
 func TestTokensEqualGoldens(t *testing.T) {
 	eachCheckpoint(t, func(t *testing.T, dir string) { stagetest.Tokens(t, families(), dir) })
 }
 
+func TestFloat32LogitsEqualGoldens(t *testing.T) {
+	eachCheckpoint(t, func(t *testing.T, dir string) { stagetest.Float32Logits(t, families(), dir) })
+}
+
 func TestLogitsNearGoldens(t *testing.T) {
-	stagetest.Each(t, parityRoot, dense, func(t *testing.T, dir string) {
-		t.Logf("largest difference: %.3f standard deviations", stagetest.Logits(t, families(), dir))
-	})
-	stagetest.Each(t, parityRoot, routed, func(t *testing.T, dir string) {
-		t.Logf("flipped at %d steps", stagetest.RoutedLogits(t, families(), dir))
-	})
+	eachCheckpoint(t, func(t *testing.T, dir string) { stagetest.Logits(t, families(), dir, flips) })
+}
+
+func TestNoiseIsTheGoldens(t *testing.T) {
+	eachCheckpoint(t, func(t *testing.T, dir string) { stagetest.Noise(t, families(), dir) })
 }
 
 func TestBitsDoNotDependOnTheRun(t *testing.T) {
