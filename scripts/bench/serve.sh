@@ -22,15 +22,20 @@ declare -A url process results
 stop_all() { for name in "${!process[@]}"; do kill -TERM "${process[$name]}" 2>/dev/null || true; done; wait; }
 trap stop_all EXIT
 
-# wait_ready NAME: until the server says that it is.
+# wait_ready NAME: until the server says that it is. It asks seldom and from one process: a server times its own steps before it
+# is ready.
 wait_ready() {
-  for _ in $(seq 600); do
-    if python3 -c 'import sys, urllib.request; urllib.request.urlopen(sys.argv[1] + "/health", timeout=5)' "${url[$1]}" 2>/dev/null; then return; fi
-    kill -0 "${process[$1]}" 2>/dev/null || break
-    sleep 0.2
-  done
-  echo "the server $1 is not ready; see $cache/$1.log" >&2
-  exit 1
+  python3 - "${url[$1]}" "${process[$1]}" <<'EOF' || { echo "the server $1 is not ready; see $cache/$1.log" >&2 && exit 1; }
+import os, sys, time, urllib.request
+for _ in range(600):
+    try:
+        urllib.request.urlopen(sys.argv[1] + "/health", timeout=5)
+        sys.exit()
+    except OSError:
+        os.kill(int(sys.argv[2]), 0)
+        time.sleep(0.2)
+sys.exit(1)
+EOF
 }
 
 # serve NAME FLAG... starts our server.
