@@ -50,32 +50,25 @@ func fromError(e *Error) *pb.Error {
 }
 
 func toDescription(m *pb.Description) (*Description, error) {
-	var c counts
+	version, err := toCount("contract version", m.GetContractVersion())
+	if err != nil {
+		return nil, err
+	}
+	device, err := toDevice(m.GetDevice())
+	if err != nil {
+		return nil, err
+	}
 	d := &Description{
 		Name:            m.GetName(),
 		Version:         m.GetVersion(),
-		ContractVersion: c.to("contract version", m.GetContractVersion()),
+		ContractVersion: version,
 		Runtime:         m.GetRuntime(),
-		Device: Device{
-			Kind:        m.GetDevice().GetKind(),
-			Name:        m.GetDevice().GetName(),
-			TotalMemory: int64(c.to("device memory", m.GetDevice().GetTotalMemory())),
-			FreeMemory:  int64(c.to("free device memory", m.GetDevice().GetFreeMemory())),
-		},
+		Device:          *device,
 	}
 	for _, f := range m.GetFamilies() {
-		d.Families = append(d.Families, Family{
-			Name:          f.GetName(),
-			ModelTypes:    f.GetModelTypes(),
-			Pipeline:      f.GetPipeline(),
-			TensorShards:  f.GetTensorShards(),
-			Adapters:      f.GetAdapters(),
-			PlanOnly:      f.GetPlanOnly(),
-			Quantizations: f.GetQuantizations(),
-			Imports:       f.GetImports(),
-		})
+		d.Families = append(d.Families, *toFamily(f))
 	}
-	return d, c.err
+	return d, nil
 }
 
 func fromDescription(d *Description) *pb.Description {
@@ -84,26 +77,58 @@ func fromDescription(d *Description) *pb.Description {
 		Version:         d.Version,
 		ContractVersion: int64(d.ContractVersion),
 		Runtime:         d.Runtime,
-		Device: &pb.Device{
-			Kind:        d.Device.Kind,
-			Name:        d.Device.Name,
-			TotalMemory: d.Device.TotalMemory,
-			FreeMemory:  d.Device.FreeMemory,
-		},
+		Device:          fromDevice(&d.Device),
 	}
-	for _, f := range d.Families {
-		m.Families = append(m.Families, &pb.Family{
-			Name:          f.Name,
-			ModelTypes:    f.ModelTypes,
-			Pipeline:      f.Pipeline,
-			TensorShards:  f.TensorShards,
-			Adapters:      f.Adapters,
-			PlanOnly:      f.PlanOnly,
-			Quantizations: f.Quantizations,
-			Imports:       f.Imports,
-		})
+	for i := range d.Families {
+		m.Families = append(m.Families, fromFamily(&d.Families[i]))
 	}
 	return m
+}
+
+func toDevice(m *pb.Device) (*Device, error) {
+	var c counts
+	d := &Device{
+		Kind:        m.GetKind(),
+		Name:        m.GetName(),
+		TotalMemory: int64(c.to("device memory", m.GetTotalMemory())),
+		FreeMemory:  int64(c.to("free device memory", m.GetFreeMemory())),
+	}
+	return d, c.err
+}
+
+func fromDevice(d *Device) *pb.Device {
+	return &pb.Device{
+		Kind:        d.Kind,
+		Name:        d.Name,
+		TotalMemory: d.TotalMemory,
+		FreeMemory:  d.FreeMemory,
+	}
+}
+
+func toFamily(m *pb.Family) *Family {
+	return &Family{
+		Name:          m.GetName(),
+		ModelTypes:    m.GetModelTypes(),
+		Pipeline:      m.GetPipeline(),
+		TensorShards:  m.GetTensorShards(),
+		Adapters:      m.GetAdapters(),
+		PlanOnly:      m.GetPlanOnly(),
+		Quantizations: m.GetQuantizations(),
+		Imports:       m.GetImports(),
+	}
+}
+
+func fromFamily(f *Family) *pb.Family {
+	return &pb.Family{
+		Name:          f.Name,
+		ModelTypes:    f.ModelTypes,
+		Pipeline:      f.Pipeline,
+		TensorShards:  f.TensorShards,
+		Adapters:      f.Adapters,
+		PlanOnly:      f.PlanOnly,
+		Quantizations: f.Quantizations,
+		Imports:       f.Imports,
+	}
 }
 
 func toInspectRequest(m *pb.InspectRequest) (InspectRequest, error) {
@@ -154,15 +179,15 @@ func toProfile(m *pb.ModelProfile) (*ModelProfile, error) {
 		Quantization:  m.GetQuantization(),
 		Exact:         m.GetExact(),
 	}
+	if c.err != nil {
+		return nil, c.err
+	}
 	for i, l := range m.GetLayers() {
-		what := func(s string) string { return fmt.Sprintf("layer %d's %s", i, s) }
-		p.Layers = append(p.Layers, LayerProfile{
-			Kind:            l.GetKind(),
-			Weights:         int64(c.to(what("weight bytes"), l.GetWeights())),
-			KVBytesPerToken: int64(c.to(what("cache bytes per token"), l.GetKvBytesPerToken())),
-			KVWindow:        c.to(what("cache window"), l.GetKvWindow()),
-			StateBytes:      int64(c.to(what("state bytes"), l.GetStateBytes())),
-		})
+		layer, err := toLayer(l)
+		if err != nil {
+			return nil, fmt.Errorf("layer %d: %w", i, err)
+		}
+		p.Layers = append(p.Layers, layer)
 	}
 	for _, a := range m.GetAdjacency() {
 		source, consumer := a.GetSource(), a.GetConsumer()
@@ -171,12 +196,21 @@ func toProfile(m *pb.ModelProfile) (*ModelProfile, error) {
 		}
 		p.Adjacency = append(p.Adjacency, AdjacencyGroup{Source: int(source), Consumer: int(consumer), Reason: a.GetReason()})
 	}
-	if c.err != nil {
-		return nil, c.err
-	}
 	var err error
 	p.Boundary, err = toBoundary(m.GetBoundary())
 	return p, err
+}
+
+func toLayer(m *pb.LayerProfile) (LayerProfile, error) {
+	var c counts
+	l := LayerProfile{
+		Kind:            m.GetKind(),
+		Weights:         int64(c.to("weight bytes", m.GetWeights())),
+		KVBytesPerToken: int64(c.to("cache bytes per token", m.GetKvBytesPerToken())),
+		KVWindow:        c.to("cache window", m.GetKvWindow()),
+		StateBytes:      int64(c.to("state bytes", m.GetStateBytes())),
+	}
+	return l, c.err
 }
 
 func fromProfile(p *ModelProfile) *pb.ModelProfile {
@@ -413,6 +447,7 @@ func toSeqStep(m *pb.SeqStep) (SeqStep, error) {
 		Prompt:  m.GetPrompt(),
 		Want:    Want(m.GetWant()),
 		TopN:    c.to("number of top tokens", m.GetTopN()),
+		Logprob: m.GetLogprob(),
 		Targets: m.GetTargets(),
 		Allowed: m.GetAllowed(),
 	}
@@ -445,8 +480,8 @@ func checkSeqStep(s SeqStep) error {
 	if err := checkTokens(s.Targets); err != nil {
 		return err
 	}
-	if s.Want != WantToken && (s.TopN != 0 || len(s.Allowed) != 0) {
-		return Errorf(CodeInvalid, "sequence %d: top tokens and a mask go with a wanted token only", s.Seq)
+	if s.Want != WantToken && (s.TopN != 0 || s.Logprob || len(s.Allowed) != 0) {
+		return Errorf(CodeInvalid, "sequence %d: top tokens, a log-probability and a mask go with a wanted token only", s.Seq)
 	}
 	return nil
 }
@@ -459,6 +494,7 @@ func fromSeqStep(s *SeqStep) *pb.SeqStep {
 		Prompt:  s.Prompt,
 		Want:    pb.Want(s.Want),
 		TopN:    int64(s.TopN),
+		Logprob: s.Logprob,
 		Targets: s.Targets,
 		Allowed: s.Allowed,
 	}

@@ -114,7 +114,7 @@ func TestStepRoundTrip(t *testing.T) {
 	mem := make([]byte, layout.Size())
 	in := &Step{ID: 7, Slot: 2, Out: layout.Out(mem, 2), Seqs: []SeqStep{
 		{Seq: 1, Pos: 3, Tokens: []int32{4, 5}, Prompt: true, Want: WantScores, Targets: []int32{5, 6}},
-		{Seq: 2, Tokens: []int32{9}, Want: WantToken, TopN: 2, Allowed: []byte{1, 2}},
+		{Seq: 2, Tokens: []int32{9}, Want: WantToken, TopN: 2, Logprob: true, Allowed: []byte{1, 2}},
 	}}
 	in.Hidden = Tensor{Dtype: DtypeBFloat16, Rows: 3, Width: 4, Data: layout.In(mem, 2)[8:32:32]}
 	m, err := fromStep(in, layout.In(mem, 2))
@@ -223,6 +223,7 @@ func TestRefused(t *testing.T) {
 		"an unknown want":           {step(func(m *pb.Step) { m.Seqs[0].Want = 9 }), "unknown answer 9"},
 		"too few targets":           {step(func(m *pb.Step) { m.Seqs[0].Want = pb.Want_WANT_SCORES }), "0 targets, want 1"},
 		"targets for nothing":       {step(func(m *pb.Step) { m.Seqs[0].Targets = []int32{1} }), "1 targets, want 0"},
+		"a score for no token":      {step(func(m *pb.Step) { m.Seqs[0].Logprob = true }), "log-probability"},
 		"a mask for nothing":        {step(func(m *pb.Step) { m.Seqs[0].Allowed = []byte{1} }), "mask"},
 		"a tensor too large":        {step(func(m *pb.Step) { m.Hidden.Width = 17 }), "does not fit"},
 		"a tensor past the end":     {step(func(m *pb.Step) { m.Hidden.Offset = 4 }), "does not fit"},

@@ -225,6 +225,7 @@ type SeqStep struct {
 	Prompt  bool    // the rows are prompt, not generated
 	Want    Want
 	TopN    int     // with WantToken: the number of most probable tokens to report
+	Logprob bool    // with WantToken: the answer has the token's log-probability; TopN > 0 implies it
 	Targets []int32 // with WantScores: one a row
 	Allowed []byte  // with WantToken: bit i of byte i/8 allows token i; empty allows all
 }
@@ -250,7 +251,7 @@ type StepResult struct {
 type SeqResult struct {
 	Seq     SeqID
 	Token   int32   // with WantToken, else -1
-	Logprob float32 // natural log-probability of Token under the raw logits (temperature 1, no penalties)
+	Logprob float32 // natural log-probability of Token under the raw logits (temperature 1, no penalties); 0 where not asked for
 	Top     []TokenScore
 	Scores  []float32 // with WantScores
 	Logits  Tensor    // with WantLogits

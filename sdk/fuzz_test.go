@@ -94,6 +94,7 @@ func FuzzAnswers(f *testing.F) {
 	}
 	for _, m := range []proto.Message{
 		result,
+		fromDescription(&Description{Device: Device{TotalMemory: 1}, Families: make([]Family, 2)}),
 		fromProfile(&ModelProfile{Layers: make([]LayerProfile, 2), Adjacency: []AdjacencyGroup{{0, 1, "x"}}}),
 		fromReport(&LoadReport{Boundary: Boundary{4, DtypeFloat32}}),
 		fromImportPlan(&ImportPlan{Tensors: []ImportTarget{{RowShape: []int{2, 3}, RowPerm: []int{1, 0}}}}),
@@ -111,21 +112,21 @@ func FuzzAnswers(f *testing.F) {
 				t.Errorf("result %+v came through", got)
 			}
 		}
-		var p pb.ModelProfile
-		if proto.Unmarshal(raw, &p) == nil {
-			if got, err := toProfile(&p); err == nil {
-				for _, a := range got.Adjacency {
-					if a.Source < 0 || a.Consumer >= len(got.Layers) {
-						t.Errorf("profile %+v came through", got)
-					}
+		var d Description
+		if err := d.UnmarshalBinary(raw); err == nil && (d.Device.TotalMemory < 0 || d.Device.FreeMemory < 0) {
+			t.Errorf("description %+v came through", d)
+		}
+		var p ModelProfile
+		if p.UnmarshalBinary(raw) == nil {
+			for _, a := range p.Adjacency {
+				if a.Source < 0 || a.Consumer >= len(p.Layers) {
+					t.Errorf("profile %+v came through", p)
 				}
 			}
 		}
-		var report pb.LoadReport
-		if proto.Unmarshal(raw, &report) == nil {
-			if got, err := toReport(&report); err == nil && got.Boundary.Width < 0 {
-				t.Errorf("report %+v came through", got)
-			}
+		var report LoadReport
+		if err := report.UnmarshalBinary(raw); err == nil && report.Boundary.Width < 0 {
+			t.Errorf("report %+v came through", report)
 		}
 		var plan pb.ImportPlan
 		if proto.Unmarshal(raw, &plan) == nil {

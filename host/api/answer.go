@@ -119,7 +119,7 @@ func (s *Server) submit(ctx context.Context, j *job) ([]*choice, error) {
 func (s *Server) request(j *job, in input, n int) batch.Request {
 	req := batch.Request{
 		Prompt: in.ids, MaxTokens: j.maxTokens, Sampler: j.sampler, EOS: j.model.EOS, IgnoreEOS: j.ignoreEOS,
-		TopN: j.topN, WantScores: j.scores, Priority: j.priority,
+		TopN: j.topN, Logprob: j.logprobs, WantScores: j.scores, Priority: j.priority,
 	}
 	req.Sampler.Choice = uint32(n)
 	if req.MaxTokens == 0 {

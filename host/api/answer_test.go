@@ -113,6 +113,11 @@ func TestWholeAnswers(t *testing.T) {
 			{"token":"\ufffd","logprob":-0.5,"bytes":[169],"top_logprobs":[{"token":"\ufffd","logprob":-0.5,"bytes":[169]},{"token":"B","logprob":-1.5,"bytes":[66]}]},
 			{"token":"!","logprob":-0.5,"bytes":[33],"top_logprobs":[{"token":"!","logprob":-0.5,"bytes":[33]},{"token":"B","logprob":-1.5,"bytes":[66]}]}]},
 			"finish_reason":"stop"}],"usage":{"prompt_tokens":13,"completion_tokens":4,"total_tokens":17}}`},
+		{"/chat/completions", chatBody(`"logprobs":true`), `{"id":"chatcmpl-1","object":"chat.completion","created":1000,"model":"tiny","system_fingerprint":"mlxcel-test",
+			"choices":[{"index":0,"message":{"role":"assistant","content":"é!","refusal":null},"logprobs":{"refusal":null,"content":[
+			{"token":"\ufffd","logprob":-0.5,"bytes":[195],"top_logprobs":[]},{"token":"\ufffd","logprob":-0.5,"bytes":[169],"top_logprobs":[]},
+			{"token":"!","logprob":-0.5,"bytes":[33],"top_logprobs":[]}]},
+			"finish_reason":"stop"}],"usage":{"prompt_tokens":13,"completion_tokens":4,"total_tokens":17}}`},
 		{"/completions", `{"prompt":[0,1],"logprobs":1}`, `{"id":"cmpl-1","object":"text_completion","created":1000,"model":"tiny","system_fingerprint":"mlxcel-test",
 			"choices":[{"index":0,"text":"é!","logprobs":{"tokens":["\ufffd","\ufffd","!"],"token_logprobs":[-0.5,-0.5,-0.5],
 			"top_logprobs":[{"\ufffd":-0.5,"B":-1.5},{"\ufffd":-0.5,"B":-1.5},{"!":-0.5,"B":-1.5}],"text_offset":[0,0,1]},"finish_reason":"stop"}],

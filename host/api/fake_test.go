@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"net/http"
 	"net/http/httptest"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -36,6 +37,7 @@ func (f *fakeScheduler) Submit(ctx context.Context, r batch.Request) (Stream, er
 	}
 	f.requests = append(f.requests, r)
 	s := f.answer(r)
+	s.report(r)
 	s.ctx = ctx
 	f.streams = append(f.streams, s)
 	return s, nil
@@ -69,6 +71,22 @@ func broken(err error, batches ...[]batch.Token) *fakeStream {
 	s := script("", batches...)
 	s.err = err
 	return s
+}
+
+// report leaves of the tokens' scores what r asks for.
+func (s *fakeStream) report(r batch.Request) {
+	for i, b := range s.batches {
+		b = slices.Clone(b)
+		for k := range b {
+			if r.TopN == 0 {
+				b[k].Top = nil
+			}
+			if r.TopN == 0 && !r.Logprob {
+				b[k].Logprob = 0
+			}
+		}
+		s.batches[i] = b
+	}
 }
 
 // silent is a stream of which nothing is heard.

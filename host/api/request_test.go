@@ -139,6 +139,33 @@ func TestRequestReachesTheScheduler(t *testing.T) {
 	}
 }
 
+// The scheduler is asked for log-probabilities by requests that report them, and by no others.
+func TestLogprobsAreForWhoAsks(t *testing.T) {
+	for _, tc := range []struct {
+		path, body string
+		logprob    bool
+		topN       int
+	}{
+		{"/v1/chat/completions", chatBody(""), false, 0},
+		{"/v1/chat/completions", chatBody(`"logprobs":false`), false, 0},
+		{"/v1/chat/completions", chatBody(`"logprobs":true`), true, 0},
+		{"/v1/chat/completions", chatBody(`"logprobs":true,"top_logprobs":0`), true, 0},
+		{"/v1/chat/completions", chatBody(`"logprobs":true,"top_logprobs":4`), true, 4},
+		{"/v1/completions", `{"prompt":[1]}`, false, 0},
+		{"/v1/completions", `{"prompt":[1],"echo":true,"logprobs":null}`, false, 0},
+		{"/v1/completions", `{"prompt":[1],"logprobs":0}`, true, 0},
+		{"/v1/completions", `{"prompt":[1],"logprobs":4}`, true, 4},
+	} {
+		r := newRig(t)
+		if w := r.post(tc.path, tc.body); w.Code != http.StatusOK {
+			t.Fatalf("%s %s: %s", tc.path, tc.body, w.Body)
+		}
+		if got := r.last(); got.Logprob != tc.logprob || got.TopN != tc.topN {
+			t.Errorf("%s %s: log-probability %v and %d candidates, want %v and %d", tc.path, tc.body, got.Logprob, got.TopN, tc.logprob, tc.topN)
+		}
+	}
+}
+
 func TestDefaults(t *testing.T) {
 	r := newRig(t, func(c *Config) {
 		c.Sampling = sdk.Sampler{Temperature: 0.7, TopP: 0.9, TopK: 40}

@@ -5,6 +5,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/mlxcel/mlxcel/host/schedule"
 	"github.com/mlxcel/mlxcel/sdk"
 )
 
@@ -23,7 +24,7 @@ func (c *core) survey() load {
 	for _, j := range c.active {
 		switch {
 		case j.ended:
-		case j.decoding():
+		case j.streaming():
 			l.streams++
 			if j.place == placeReady {
 				l.decode = append(l.decode, j)
@@ -61,7 +62,7 @@ func (c *core) shapeOf(l load) shape {
 	}
 	if l.streams == 0 {
 		switch {
-		case len(c.flights) >= c.cfg.stages:
+		case len(c.flights) >= c.promptsInFlight():
 		case l.soon: // it would stand behind a long piece
 			s.rows = min(c.spread(l), c.prefillRows(0))
 		default:
@@ -83,6 +84,15 @@ func (c *core) shapeOf(l load) shape {
 	return s
 }
 
+// promptsInFlight is how many steps of prompts alone may be under way: one for each stage, and one that waits for the first
+// stage, so that it need not wait for news of the last.
+func (c *core) promptsInFlight() int {
+	if c.cfg.stages == 1 {
+		return 1
+	}
+	return c.cfg.stages + 1
+}
+
 // groups is how many steps with streams may be under way: what all that is active fills, where a size is given.
 func (c *core) groups(streams int) int {
 	if c.cfg.microBatch > 0 {
@@ -99,6 +109,12 @@ func (c *core) groupSize(streams, groups int) int {
 	return (streams + groups - 1) / groups
 }
 
+// fullGroup is the streams of a step once all that is active has got past its prompt.
+func (c *core) fullGroup() int {
+	all := len(c.active)
+	return min(c.groupSize(all, c.groups(all)), c.cfg.maxBatch)
+}
+
 // makeRoom leaves a place for a prompt in a step that streams would fill. Where a step has only one, they take turns.
 func (c *core) makeRoom(l load, pieces int) int {
 	if pieces == 1 && l.decode[0].turn < l.prefill[0].turn {
@@ -107,21 +123,28 @@ func (c *core) makeRoom(l load, pieces int) int {
 	return pieces - 1
 }
 
-// spread shares the waiting prompts out among the stages, so that all have work from the start. One prompt can't be
-// shared out: its pieces follow each other.
+// spread cuts the waiting prompts into pieces that follow each other through the stages, one prompt's as well as several's.
 func (c *core) spread(l load) int {
-	waiting := 0
-	for _, j := range l.prefill {
-		waiting += len(j.history) - j.fed
-	}
-	if len(l.prefill) < 2 {
+	if c.cfg.stages == 1 {
 		return c.chunk
 	}
-	return min(c.chunk, max(leastChunk, (waiting+c.cfg.stages-1)/c.cfg.stages))
+	waiting := 0 // rows, with those that have gone: pieces stay as large to the end
+	for _, j := range l.prefill {
+		waiting += len(j.history)
+	}
+	pieces := c.cfg.stages
+	if fixed, row := c.pace.step(1), c.pace.row.median(); fixed > 0 && row > 0 {
+		pieces = schedule.PromptPieces(waiting, c.cfg.stages, float64(fixed)/float64(row))
+	}
+	return min(c.chunk, max(leastChunk, (waiting+pieces-1)/pieces))
 }
 
 // leastChunk is the prompt rows that go even where streams are held up by them: a prompt must get on.
 const leastChunk = 4
+
+// leastTurn is the prompt rows after which others go before a prompt. A short one is done by then: it must not wait for the
+// whole line with a few rows to go.
+const leastTurn = 64
 
 // unmeasuredChunk is the prompt rows beside running streams before anything has been measured.
 const unmeasuredChunk = 32
@@ -130,13 +153,18 @@ const unmeasuredChunk = 32
 func (c *core) prefillRows(decodes int) int {
 	rows := c.cfg.decodeChunk
 	if rows == 0 {
-		rows = c.pace.rows(decodes, c.cfg.maxStall)
+		rows = c.pace.rows(decodes, c.fullGroup(), c.cfg.maxStall)
 	}
-	rows = min(rows, c.chunk)
-	if c.cfg.microBatch == 0 { // together they make one micro-batch
-		rows = min(rows, max(1, max(c.chunk, c.cfg.maxBatch)-decodes))
+	return min(rows, c.room(decodes))
+}
+
+// room is the prompt rows that a step has room for beside so many others: together they make one micro-batch, unless
+// micro-batches have a given size.
+func (c *core) room(others int) int {
+	if c.cfg.microBatch > 0 {
+		return c.chunk
 	}
-	return rows
+	return min(c.chunk, max(1, max(c.chunk, c.cfg.maxBatch)-others))
 }
 
 // compose starts one more step where there is work for one.
@@ -153,14 +181,14 @@ func (c *core) compose(now time.Time) bool {
 			c.toTheBack(j)
 		}
 	}
-	quantum := s.rows
+	turn := max(s.rows, min(leastTurn, c.chunk))
 	for _, j := range l.prefill {
 		if s.rows == 0 || len(f.pieces) == s.pieces {
 			break
 		}
-		n := c.board(f, j, min(s.rows, c.chunk))
-		s.rows -= n
-		if j.lap += n; j.lap >= quantum {
+		n := c.board(f, j, min(c.promptShare(j, s.rows), c.room(f.decodes+f.prefill)))
+		s.rows = max(0, s.rows-n)
+		if j.lap += n; j.lap >= turn {
 			c.toTheBack(j)
 		}
 	}
@@ -169,6 +197,15 @@ func (c *core) compose(now time.Time) bool {
 	}
 	c.depart(f)
 	return true
+}
+
+// promptShare is the rows that a prompt takes of those that may go. A step of its own for a small rest costs more than a
+// step that is a little longer.
+func (c *core) promptShare(j *job, rows int) int {
+	if rest := len(j.history) - j.fed; rest <= rows+rows/4 {
+		return rest
+	}
+	return rows
 }
 
 // board gives a job its share of a step, of so many rows at most, and returns how many it took.
@@ -181,8 +218,13 @@ func (c *core) board(f *flight, j *job, rows int) int {
 	} else {
 		f.prefill += rows
 	}
-	j.place = placeFlight
-	f.pieces = append(f.pieces, piece{job: j, rows: rows, want: step.Want})
+	p := piece{job: j, rows: rows, want: step.Want}
+	if p.exclusive() {
+		j.place = placeFlight
+	}
+	j.fed += rows
+	j.steps++
+	f.pieces = append(f.pieces, p)
 	f.steps = append(f.steps, step)
 	return rows
 }
@@ -200,6 +242,7 @@ func (c *core) depart(f *flight) {
 	for _, o := range c.flights {
 		o.mixed = o.mixed || f.prefill > 0
 		f.mixed = f.mixed || o.prefill > 0
+		o.company, f.company = true, true
 	}
 	f.expected = c.pace.expected(f)
 	c.flights = append(c.flights, f)
@@ -221,7 +264,7 @@ func (j *job) next(rows int) sdk.SeqStep {
 	}
 	s.Tokens = j.history[j.fed:end]
 	if end == len(j.history) {
-		s.Want, s.TopN = sdk.WantToken, j.req.TopN
+		s.Want, s.TopN, s.Logprob = sdk.WantToken, j.req.TopN, j.req.Logprob
 	}
 	return s
 }

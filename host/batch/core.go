@@ -74,7 +74,9 @@ type job struct {
 	place     place
 	seq       sdk.SeqID
 	history   []int32 // the prompt and what was generated; only ever appended to
-	fed       int     // positions that the stages hold
+	fed       int     // positions given to the stages
+	held      int     // positions that they are known to hold: all but those of steps under way
+	steps     int     // steps under way
 	scores    []float32
 	generated int
 	since     int    // tokens generated since it joined, or joined again
@@ -100,8 +102,8 @@ type place int
 const (
 	placeQueue   place = iota
 	placeJoining       // its sequence is being reserved
-	placeReady         // for a step
-	placeFlight        // in a step
+	placeReady         // for a step; pieces of its prompt may be under way
+	placeFlight        // in a step whose result must come first
 	placeGone
 )
 
@@ -114,6 +116,7 @@ type flight struct {
 	decodes  int
 	prefill  int  // rows of prompts
 	mixed    bool // prompt rows were under way at the same time, here or in another flight
+	company  bool // another flight was under way at the same time
 	expected time.Duration
 	aborted  bool
 	cancel   func() // of the step's context; the loop's
@@ -126,6 +129,9 @@ type piece struct {
 	want sdk.Want
 }
 
+// exclusive tells whether the job's next step waits for the result of this one.
+func (p piece) exclusive() bool { return p.want != sdk.WantNothing }
+
 // newCore makes one that has no runtime yet.
 func newCore(cfg coreConfig, ledger *kvledger.Ledger) *core {
 	return &core{cfg: cfg, ledger: ledger, halted: true, pace: newPace(cfg.speeds), counters: Counters{Rejections: map[Rejection]uint64{}}}
@@ -133,6 +139,9 @@ func newCore(cfg coreConfig, ledger *kvledger.Ledger) *core {
 
 // decoding tells whether the job's next step yields a token from one row.
 func (j *job) decoding() bool { return j.generated > 0 && len(j.history)-j.fed == 1 }
+
+// streaming tells whether the job is past its prompt, its next step under way or not.
+func (j *job) streaming() bool { return j.generated > 0 && len(j.history)-j.fed <= 1 }
 
 // length is the positions that the job may have in the end.
 func (j *job) length() int { return len(j.req.Prompt) + j.req.MaxTokens }
@@ -215,9 +224,16 @@ func (c *core) end(now time.Time, j *job, reason FinishReason, err error) {
 	case placeQueue:
 		c.queue = slices.DeleteFunc(c.queue, func(o *job) bool { return o == j })
 		j.place = placeGone
-	case placeReady:
+	case placeReady, placeFlight:
+		c.leave(now, j)
+	}
+}
+
+// leave releases an ended job's sequence as soon as no step has it.
+func (c *core) leave(now time.Time, j *job) {
+	if j.steps == 0 {
 		c.release(now, j)
-	case placeFlight:
+	} else {
 		c.abortIdle()
 	}
 }
@@ -237,10 +253,26 @@ func (c *core) drop(j *job) {
 	j.place = placeGone
 }
 
-// abortIdle gives up steps in which nobody is interested any more.
+// abortIdle gives up steps in which nobody is interested any more. What is left of a sequence can't be in a later step, and
+// would take the step's other sequences with it: a job's steps are given up all or none.
 func (c *core) abortIdle() {
-	for _, f := range c.flights {
-		if !f.aborted && !slices.ContainsFunc(f.pieces, func(p piece) bool { return !p.job.ended }) {
+	idle := slices.DeleteFunc(slices.Clone(c.flights), func(f *flight) bool {
+		return slices.ContainsFunc(f.pieces, func(p piece) bool { return !p.job.ended })
+	})
+	for n := -1; n != len(idle); {
+		n = len(idle)
+		within := map[*job]int{}
+		for _, f := range idle {
+			for _, p := range f.pieces {
+				within[p.job]++
+			}
+		}
+		idle = slices.DeleteFunc(idle, func(f *flight) bool {
+			return slices.ContainsFunc(f.pieces, func(p piece) bool { return within[p.job] < p.job.steps })
+		})
+	}
+	for _, f := range idle {
+		if !f.aborted {
 			f.aborted = true
 			c.out.abort = append(c.out.abort, f)
 		}
@@ -318,7 +350,7 @@ func (c *core) join(now time.Time) {
 			return
 		}
 		c.queue = slices.Delete(c.queue, 0, 1)
-		j.place, j.seq, j.fed, j.since = placeJoining, seq, 0, 0
+		j.place, j.seq, j.fed, j.held, j.since = placeJoining, seq, 0, 0, 0
 		j.scores = c.restartScores(j)
 		j.refused, j.waiting = nil, time.Time{}
 		c.toTheBack(j)
@@ -416,10 +448,13 @@ func (c *core) stepped(now time.Time, f *flight, results []sdk.SeqResult, err er
 	}
 	for k, p := range f.pieces {
 		j := p.job
-		j.place = placeReady
+		j.steps--
+		if p.exclusive() {
+			j.place = placeReady
+		}
 		switch err := failed(j.seq); {
 		case j.ended:
-			c.release(now, j)
+			c.leave(now, j)
 		case err != nil:
 			c.end(now, j, "", c.failure(j, err))
 		default:
@@ -431,9 +466,9 @@ func (c *core) stepped(now time.Time, f *flight, results []sdk.SeqResult, err er
 // advance takes one sequence's result.
 func (c *core) advance(now time.Time, p piece, r sdk.SeqResult) {
 	j := p.job
-	prompt := min(j.fed+p.rows, len(j.req.Prompt)) - min(j.fed, len(j.req.Prompt))
+	prompt := min(j.held+p.rows, len(j.req.Prompt)) - min(j.held, len(j.req.Prompt))
 	c.counters.PromptTokens += uint64(prompt)
-	j.fed += p.rows
+	j.held += p.rows
 	switch p.want {
 	case sdk.WantScores:
 		if len(r.Scores) != p.rows {

@@ -41,7 +41,8 @@ type fakeSeq struct {
 	reserved sdk.Reservation
 	tokens   []int32
 	prompt   []bool // role of each of tokens
-	busy     bool
+	busy     bool   // in a step whose result must come first
+	steps    int    // under way
 }
 
 func newFake(stages int) *fakeRuntime {
@@ -142,66 +143,80 @@ func (f *fakeRuntime) held() int {
 func (f *fakeRuntime) Release(_ context.Context, seq sdk.SeqID) error {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	if s := f.seqs[seq]; s != nil && s.busy {
+	if s := f.seqs[seq]; s != nil && s.steps > 0 {
 		f.fault("sequence %d released in a step", seq)
 	}
 	delete(f.seqs, seq)
 	return f.err
 }
 
-func (f *fakeRuntime) Step(ctx context.Context, steps []sdk.SeqStep) ([]sdk.SeqResult, error) {
+// Begin feeds the sequences at once, in the order of the calls; what follows takes the time.
+func (f *fakeRuntime) Begin(ctx context.Context, steps []sdk.SeqStep) func() ([]sdk.SeqResult, error) {
 	var fault error
 	if f.onStep != nil {
 		fault = f.onStep(steps)
 	}
-	rows, err := f.begin(steps)
-	if err != nil {
-		return nil, err
+	rows, results, err := f.begin(steps)
+	return func() ([]sdk.SeqResult, error) {
+		if err != nil {
+			return nil, err
+		}
+		if fault == nil {
+			fault = f.pass(ctx, f.fixed+time.Duration(rows)*f.perRow)
+		}
+		return results, f.end(steps, fault)
 	}
-	if err = fault; err == nil {
-		err = f.pass(ctx, f.fixed+time.Duration(rows)*f.perRow)
-	}
-	return f.end(steps, err)
 }
 
-func (f *fakeRuntime) begin(steps []sdk.SeqStep) (int, error) {
+func (f *fakeRuntime) begin(steps []sdk.SeqStep) (rows int, results []sdk.SeqResult, err error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	if f.err != nil {
-		return 0, f.err
+		return 0, nil, f.err
 	}
-	rows := 0
 	for _, q := range steps {
 		s := f.seqs[q.Seq]
 		switch {
 		case s == nil:
-			return 0, f.fault("step of unknown sequence %d", q.Seq)
+			return 0, nil, f.fault("step of unknown sequence %d", q.Seq)
 		case s.busy:
-			return 0, f.fault("step of sequence %d, which is in one", q.Seq)
+			return 0, nil, f.fault("step of sequence %d, which is in one", q.Seq)
 		case q.Pos != len(s.tokens):
-			return 0, f.fault("sequence %d at %d, its state ends at %d", q.Seq, q.Pos, len(s.tokens))
+			return 0, nil, f.fault("sequence %d at %d, its state ends at %d", q.Seq, q.Pos, len(s.tokens))
 		case len(q.Tokens) == 0 || len(q.Tokens) > f.chunk:
-			return 0, f.fault("sequence %d brings %d rows", q.Seq, len(q.Tokens))
+			return 0, nil, f.fault("sequence %d brings %d rows", q.Seq, len(q.Tokens))
 		case s.reserved.MaxLen > 0 && q.Pos+len(q.Tokens) > s.reserved.MaxLen:
-			return 0, f.fault("sequence %d outgrows its reservation of %d", q.Seq, s.reserved.MaxLen)
+			return 0, nil, f.fault("sequence %d outgrows its reservation of %d", q.Seq, s.reserved.MaxLen)
 		case q.Want == sdk.WantScores && len(q.Targets) != len(q.Tokens):
-			return 0, f.fault("sequence %d has %d targets for %d rows", q.Seq, len(q.Targets), len(q.Tokens))
+			return 0, nil, f.fault("sequence %d has %d targets for %d rows", q.Seq, len(q.Targets), len(q.Tokens))
 		}
-		s.busy = true
 		rows += len(q.Tokens)
 	}
 	if len(steps) > f.maxBatch || rows > max(f.chunk, f.maxBatch) {
-		return 0, f.fault("a step of %d sequences and %d rows", len(steps), rows)
+		return 0, nil, f.fault("a step of %d sequences and %d rows", len(steps), rows)
 	}
 	f.steps++
 	f.rows = append(f.rows, rows)
-	return rows, nil
+	for _, q := range steps {
+		s, r := f.seqs[q.Seq], sdk.SeqResult{Seq: q.Seq, Token: -1}
+		s.busy = q.Want != sdk.WantNothing
+		s.steps++
+		s.feed(q, &r)
+		results = append(results, r)
+	}
+	return rows, results, nil
 }
 
-// end carries the step out. After an error its sequences are gone, or those that a StepError names.
-func (f *fakeRuntime) end(steps []sdk.SeqStep, err error) ([]sdk.SeqResult, error) {
+// end ends the step. After an error its sequences are gone, or those that a StepError names.
+func (f *fakeRuntime) end(steps []sdk.SeqStep, err error) error {
 	f.mu.Lock()
 	defer f.mu.Unlock()
+	for _, q := range steps {
+		if s := f.seqs[q.Seq]; s != nil {
+			s.steps--
+			s.busy = s.busy && q.Want == sdk.WantNothing
+		}
+	}
 	var partial *pipeline.StepError
 	if errors.As(err, &partial) {
 		for _, failure := range partial.Failures {
@@ -213,17 +228,8 @@ func (f *fakeRuntime) end(steps []sdk.SeqStep, err error) ([]sdk.SeqResult, erro
 		for _, q := range steps {
 			delete(f.seqs, q.Seq)
 		}
-		return nil, err
 	}
-	results := make([]sdk.SeqResult, len(steps))
-	for i, q := range steps {
-		results[i] = sdk.SeqResult{Seq: q.Seq, Token: -1}
-		if s := f.seqs[q.Seq]; s != nil {
-			s.busy = false
-			s.feed(q, &results[i])
-		}
-	}
-	return results, err
+	return err
 }
 
 func (s *fakeSeq) feed(q sdk.SeqStep, r *sdk.SeqResult) {
@@ -235,7 +241,9 @@ func (s *fakeSeq) feed(q sdk.SeqStep, r *sdk.SeqResult) {
 	}
 	if q.Want == sdk.WantToken {
 		r.Token = fakeToken(s.tokens, s.prompt, s.reserved)
-		r.Logprob = -float32(r.Token)
+		if q.Logprob || q.TopN > 0 {
+			r.Logprob = -float32(r.Token)
+		}
 		for i := range q.TopN {
 			r.Top = append(r.Top, sdk.TokenScore{Token: r.Token + int32(i)})
 		}

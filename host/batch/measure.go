@@ -3,6 +3,7 @@ package batch
 import (
 	"context"
 	"errors"
+	"math/bits"
 	"slices"
 	"sync"
 	"time"
@@ -21,11 +22,15 @@ type MeasureConfig struct {
 
 const (
 	defaultMeasureBudget = 5 * time.Second
-	measureRepeats       = 3
+	measureRepeats       = 5
 	measureRows          = 64 // of the prompt that is timed
-	// MeasureLength is the positions of a sequence that Measure needs.
-	MeasureLength = 128
 )
+
+// Length is the positions of a sequence that Measure needs: a prompt, then each size alone and with all stages at work.
+func (c MeasureConfig) Length() int {
+	sizes := bits.Len(uint(max(1, c.MaxBatch)))
+	return measureRows + 2*measureRepeats*sizes
+}
 
 // Measure times steps of 1, 2, 4, … sequences on an idle runtime, alone and with all stages at work, and rows of a
 // prompt. It reserves a few short sequences and releases them again; where the memory is too small for MaxBatch of
@@ -80,7 +85,7 @@ type metered struct {
 func (m *meter) reserve(n int) error {
 	for range n {
 		seq := m.rt.NewSeq()
-		err := m.rt.Reserve(m.ctx, sdk.Reservation{Seq: seq, Prompt: []int32{0}, MaxLen: MeasureLength})
+		err := m.rt.Reserve(m.ctx, sdk.Reservation{Seq: seq, Prompt: []int32{0}, MaxLen: m.cfg.Length()})
 		if sdk.CodeOf(err) == sdk.CodeOutOfMemory {
 			return nil
 		}
@@ -108,7 +113,7 @@ func (m *meter) step(seqs []*metered, rows int) (time.Duration, error) {
 		s.length += rows
 	}
 	began := m.cfg.Clock.Now()
-	_, err := m.rt.Step(m.ctx, steps)
+	_, err := m.rt.Begin(m.ctx, steps)()
 	return m.cfg.Clock.Now().Sub(began), err
 }
 
@@ -150,18 +155,17 @@ func (m *meter) size(batch int, smaller []Speed) (Speed, error) {
 		}
 		alone = append(alone, took)
 	}
-	slices.Sort(alone)
-	s.Latency = alone[len(alone)/2]
+	s.Latency = median(alone)
 	groups := min(m.cfg.Stages+1, len(m.seqs)/batch)
 	switch {
 	case m.cfg.Stages == 1:
 		s.Interval = s.Latency
 	case groups >= m.cfg.Stages: // all stages can be at work
-		took, err := m.together(batch, groups)
+		interval, err := m.together(batch, groups)
 		if err != nil {
 			return s, err
 		}
-		s.Interval = min(s.Latency, took/time.Duration(groups*measureRepeats))
+		s.Interval = min(s.Latency, interval)
 	case len(smaller) > 0: // as much shorter than alone as with the size before
 		last := smaller[len(smaller)-1]
 		s.Interval = time.Duration(float64(s.Latency) * float64(last.Interval) / float64(max(1, last.Latency)))
@@ -171,22 +175,40 @@ func (m *meter) size(batch int, smaller []Speed) (Speed, error) {
 	return s, nil
 }
 
-// together has groups of so many sequences step at the same time, and returns the time of it all.
+// together has groups of so many sequences step at the same time, and returns the time between the ends of their steps. It is
+// the median over all spans in which each group ends once: the start, when the stages fill up, does not count, and neither
+// does what else the machine did for a moment.
 func (m *meter) together(batch, groups int) (time.Duration, error) {
 	errs := make([]error, groups)
-	began := m.cfg.Clock.Now()
+	var mu sync.Mutex
+	var ends []time.Time
 	var wait sync.WaitGroup
 	for g := range groups {
 		seqs := m.seqs[g*batch : (g+1)*batch]
 		wait.Go(func() {
 			for range measureRepeats {
-				if _, err := m.step(seqs, 1); err != nil {
-					errs[g] = err
+				if _, errs[g] = m.step(seqs, 1); errs[g] != nil {
 					return
 				}
+				mu.Lock()
+				ends = append(ends, m.cfg.Clock.Now())
+				mu.Unlock()
 			}
 		})
 	}
 	wait.Wait()
-	return m.cfg.Clock.Now().Sub(began), errors.Join(errs...)
+	if err := errors.Join(errs...); err != nil {
+		return 0, err
+	}
+	var spans []time.Duration
+	for i := groups; i < len(ends); i++ {
+		spans = append(spans, ends[i].Sub(ends[i-groups])/time.Duration(groups))
+	}
+	return median(spans), nil
+}
+
+// median of some times, of which there is at least one.
+func median(times []time.Duration) time.Duration {
+	slices.Sort(times)
+	return times[len(times)/2]
 }

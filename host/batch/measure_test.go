@@ -26,7 +26,7 @@ func TestMeasure(t *testing.T) {
 			if want := 2 * (stage + rt.hop); s.Latency != want {
 				t.Errorf("batch %d: latency %v, want %v", s.Batch, s.Latency, want)
 			}
-			if s.Interval < stage || float64(s.Interval) > 1.4*float64(stage) {
+			if s.Interval < stage || s.Interval > stage+rt.hop {
 				t.Errorf("batch %d: interval %v, a stage takes %v", s.Batch, s.Interval, stage)
 			}
 		}
@@ -57,8 +57,9 @@ func TestMeasureKeepsToItsBudget(t *testing.T) {
 func TestMeasureWithLittleMemory(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		rt := newFake(2)
-		rt.capacity = 3 * MeasureLength
-		speeds, err := Measure(t.Context(), rt, MeasureConfig{Stages: 2, MaxBatch: 8})
+		cfg := MeasureConfig{Stages: 2, MaxBatch: 8}
+		rt.capacity = 3 * cfg.Length()
+		speeds, err := Measure(t.Context(), rt, cfg)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -72,8 +73,9 @@ func TestMeasureWithLittleMemory(t *testing.T) {
 func TestMeasureWithoutRoom(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		rt := newFake(2)
-		rt.capacity = MeasureLength - 1
-		if speeds, err := Measure(t.Context(), rt, MeasureConfig{Stages: 2, MaxBatch: 8}); speeds != nil || err != nil {
+		cfg := MeasureConfig{Stages: 2, MaxBatch: 8}
+		rt.capacity = cfg.Length() - 1
+		if speeds, err := Measure(t.Context(), rt, cfg); speeds != nil || err != nil {
 			t.Errorf("measured %+v, %v", speeds, err)
 		}
 		rt.verify(t)

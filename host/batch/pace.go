@@ -33,6 +33,7 @@ func sizeClass(decodes int) int { return bits.Len(uint(decodes)) }
 func (p *pace) learn(f *flight, wall time.Duration) {
 	switch {
 	case f.aborted:
+	case f.decodes == 0 && f.company: // it waited for others
 	case f.prefill >= leastChunk || f.prefill > 0 && p.row.len() == 0: // the time of few rows is that of the step
 		p.row.add(max(0, wall-p.step(max(1, f.decodes))) / time.Duration(f.prefill))
 	case f.prefill > 0:
@@ -57,13 +58,15 @@ func (p *pace) step(decodes int) time.Duration {
 	return 0
 }
 
-// rows is how many prompt rows make a step of so many decodes take stall times as long as it does without.
-func (p *pace) rows(decodes int, stall float64) int {
-	quiet, row := p.step(max(1, decodes)), p.row.median()
+// rows is how many prompt rows make a step of so many decodes take stall times as long as one of full decodes does without:
+// few streams must not make slow the prompts that are about to join them.
+func (p *pace) rows(decodes, full int, stall float64) int {
+	quiet, row := p.step(max(1, full, decodes)), p.row.median()
 	if quiet == 0 || row == 0 {
 		return unmeasuredChunk
 	}
-	return max(leastChunk, int((stall-1)*float64(quiet)/float64(row)))
+	spare := stall*float64(quiet) - float64(p.step(max(1, decodes)))
+	return max(leastChunk, int(spare/float64(row)))
 }
 
 // expected is how long a step should take; 0 where nothing is known.

@@ -14,6 +14,7 @@ type Request struct {
 	EOS        []int32 // tokens that end the answer
 	IgnoreEOS  bool    // EOS tokens are then ordinary ones
 	TopN       int     // most probable tokens to report with each token
+	Logprob    bool    // report each token's log-probability; TopN > 0 implies it
 	WantScores bool    // report the log-probability of each prompt token but the first
 	Priority   int     // higher goes first; requests of one priority go in the order of arrival
 
@@ -24,7 +25,7 @@ type Request struct {
 // Token is one token of an answer.
 type Token struct {
 	ID      int32
-	Logprob float32          // under the raw logits
+	Logprob float32          // under the raw logits; 0 where not asked for
 	Top     []sdk.TokenScore // the TopN most probable
 	EOS     bool             // it ended the answer, and its text is no part of it
 	At      time.Time        // when it came

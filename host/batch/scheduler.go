@@ -21,9 +21,10 @@ type Runtime interface {
 	Reserve(ctx context.Context, r sdk.Reservation) error
 	// Release frees a sequence. ctx bounds only the wait: with one that has ended, it gives the order and returns.
 	Release(ctx context.Context, seq sdk.SeqID) error
-	// Step fails with a *pipeline.StepError where the results of some sequences are valid. It releases those that
-	// failed, and all when ctx ends.
-	Step(ctx context.Context, seqs []sdk.SeqStep) ([]sdk.SeqResult, error)
+	// Begin orders a step; wait, to be called once, brings its results. It fails with a *pipeline.StepError where those of
+	// some sequences are valid, and releases the sequences that failed, and all when ctx ends. A step of which nothing is
+	// wanted for a sequence need not have ended before the sequence's next begins.
+	Begin(ctx context.Context, seqs []sdk.SeqStep) (wait func() ([]sdk.SeqResult, error))
 	Done() <-chan struct{} // closed once it takes no more work
 	Err() error            // why
 }
@@ -168,13 +169,20 @@ func (s *Scheduler) startReserve(l *life, j *job) {
 func (s *Scheduler) startStep(l *life, f *flight) {
 	ctx, cancel := context.WithCancel(l.ctx)
 	f.cancel = cancel
+	var wait func() ([]sdk.SeqResult, error)
+	err := guard(func() error { // here, as the pieces of a prompt must begin in their order
+		wait = l.rt.Begin(ctx, f.steps)
+		return nil
+	})
 	s.work.Go(func() {
 		defer cancel()
 		var results []sdk.SeqResult
-		err := guard(func() (err error) {
-			results, err = l.rt.Step(ctx, f.steps)
-			return err
-		})
+		if err == nil {
+			err = guard(func() (err error) {
+				results, err = wait()
+				return err
+			})
+		}
 		s.update(func(now time.Time) {
 			switch {
 			case s.life != l:

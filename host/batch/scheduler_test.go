@@ -70,6 +70,7 @@ func randomRequest(rng *rand.Rand) Request {
 	for range 1 + rng.IntN(200) {
 		req.Prompt = append(req.Prompt, rng.Int32N(fakeVocab))
 	}
+	req.Logprob = len(req.Prompt)%2 == 0
 	for range 20 {
 		req.EOS = append(req.EOS, rng.Int32N(fakeVocab))
 	}
@@ -90,7 +91,11 @@ func equalsSolo(t *testing.T, req Request, r *Result) {
 		t.Errorf("prompt scores %v, alone %v", r.PromptScores, scores)
 	}
 	for _, token := range r.Tokens {
-		if token.Logprob != -float32(token.ID) || len(token.Top) != req.TopN {
+		logprob := float32(0)
+		if req.Logprob || req.TopN > 0 {
+			logprob = -float32(token.ID)
+		}
+		if token.Logprob != logprob || len(token.Top) != req.TopN {
 			t.Errorf("token %d has log-probability %g and %d candidates", token.ID, token.Logprob, len(token.Top))
 		}
 	}

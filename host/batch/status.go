@@ -83,7 +83,7 @@ func (s *Scheduler) Status() Status {
 	out.Counters.Rejections = maps.Clone(c.counters.Rejections)
 	for _, j := range c.active {
 		out.Active = append(out.Active, ActiveRequest{
-			ID: j.id, PromptTokens: len(j.req.Prompt), Prefilled: j.fed, Generated: j.generated,
+			ID: j.id, PromptTokens: len(j.req.Prompt), Prefilled: j.held, Generated: j.generated,
 			MaxTokens: j.req.MaxTokens, Priority: j.req.Priority, Since: j.submitted,
 		})
 	}

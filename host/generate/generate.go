@@ -15,10 +15,13 @@ import (
 // Runtime is what requests run on; *pipeline.Pipeline is one.
 type Runtime interface {
 	NewSeq() sdk.SeqID
-	PrefillChunk() int // rows of one step at most
+	// PromptPieces returns the rows of the pieces in which a prompt best goes through the stages, and how many to have under
+	// way.
+	PromptPieces(rows int) (size, inFlight int)
 	Reserve(ctx context.Context, r sdk.Reservation) error
 	Release(ctx context.Context, seq sdk.SeqID) error
-	Step(ctx context.Context, seqs []sdk.SeqStep) ([]sdk.SeqResult, error)
+	// Begin orders a step; wait, to be called once, brings its results.
+	Begin(ctx context.Context, seqs []sdk.SeqStep) (wait func() ([]sdk.SeqResult, error))
 }
 
 // Decoder turns tokens into text as they come. It holds back what can't be shown yet, such as half a character.
@@ -67,7 +70,7 @@ type Request struct {
 type Event struct {
 	Token   int32            // of the answer
 	Choice  int32            // the model's own; another than Token only where that was forced
-	Logprob float32          // of Choice
+	Logprob float32          // of Choice; only where TopN asks for more than 0
 	Top     []sdk.TokenScore // the TopN most probable
 	Text    string           // what has become showable with this token; empty for an EOS, and often for others
 }
@@ -239,21 +242,40 @@ func (r *run) generate(ctx context.Context) error {
 	}
 }
 
-// prefill feeds the prompt in chunks. The last row of the last chunk yields the first token.
+// prefill feeds the prompt in pieces that follow each other through the stages. The last row of the last yields the first
+// token.
 func (r *run) prefill(ctx context.Context) (sdk.SeqResult, error) {
+	size, inFlight := r.g.Runtime.PromptPieces(len(r.req.Prompt))
+	pieces := slices.Collect(slices.Chunk(r.req.Prompt, size))
 	var last []sdk.SeqResult
-	for chunk := range slices.Chunk(r.req.Prompt, r.g.Runtime.PrefillChunk()) {
-		step := sdk.SeqStep{Seq: r.seq, Pos: r.length, Tokens: chunk, Prompt: true}
-		r.length += len(chunk)
-		if r.length == len(r.req.Prompt) {
-			step.Want, step.TopN = sdk.WantToken, r.req.TopN
+	var failed error
+	var waits []func() ([]sdk.SeqResult, error)
+	for ended := 0; ended < len(pieces); ended++ {
+		for failed == nil && len(waits) < min(len(pieces), ended+inFlight) {
+			waits = append(waits, r.feed(ctx, pieces[len(waits)]))
 		}
-		var err error
-		if last, err = r.g.Runtime.Step(ctx, []sdk.SeqStep{step}); err != nil {
-			return sdk.SeqResult{}, err
+		if ended == len(waits) { // one has failed, and those after it
+			break
+		}
+		results, err := waits[ended]()
+		if last = results; failed == nil {
+			failed = err
 		}
 	}
+	if failed != nil {
+		return sdk.SeqResult{}, failed
+	}
 	return last[0], nil
+}
+
+// feed begins a step with the next piece of the prompt.
+func (r *run) feed(ctx context.Context, piece []int32) (wait func() ([]sdk.SeqResult, error)) {
+	step := sdk.SeqStep{Seq: r.seq, Pos: r.length, Tokens: piece, Prompt: true}
+	r.length += len(piece)
+	if r.length == len(r.req.Prompt) {
+		step.Want, step.TopN = sdk.WantToken, r.req.TopN
+	}
+	return r.g.Runtime.Begin(ctx, []sdk.SeqStep{step})
 }
 
 // decode feeds the latest token and returns the next.
@@ -261,7 +283,7 @@ func (r *run) decode(ctx context.Context) (sdk.SeqResult, error) {
 	r.token[0] = r.result.TokenIDs[len(r.result.TokenIDs)-1]
 	r.step[0] = sdk.SeqStep{Seq: r.seq, Pos: r.length, Tokens: r.token, Want: sdk.WantToken, TopN: r.req.TopN}
 	r.length++
-	results, err := r.g.Runtime.Step(ctx, r.step)
+	results, err := r.g.Runtime.Begin(ctx, r.step)()
 	if err != nil {
 		return sdk.SeqResult{}, err
 	}

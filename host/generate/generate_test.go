@@ -25,12 +25,16 @@ type scripted struct {
 	released []sdk.SeqID
 	steps    []sdk.SeqStep
 	answered int
+
+	inFlight int // pieces to have under way; 0 means 1
+	under    int // steps begun and not waited for
+	most     int // under was at most
 }
 
 var errModel = errors.New("model failed")
 
-func (s *scripted) NewSeq() sdk.SeqID { return 7 }
-func (s *scripted) PrefillChunk() int { return s.chunk }
+func (s *scripted) NewSeq() sdk.SeqID                     { return 7 }
+func (s *scripted) PromptPieces(int) (size, inFlight int) { return s.chunk, max(1, s.inFlight) }
 
 func (s *scripted) Reserve(_ context.Context, r sdk.Reservation) error {
 	s.reserved = r
@@ -45,7 +49,17 @@ func (s *scripted) Release(ctx context.Context, seq sdk.SeqID) error {
 	return nil
 }
 
-func (s *scripted) Step(ctx context.Context, seqs []sdk.SeqStep) ([]sdk.SeqResult, error) {
+func (s *scripted) Begin(ctx context.Context, seqs []sdk.SeqStep) func() ([]sdk.SeqResult, error) {
+	s.under++
+	s.most = max(s.most, s.under)
+	results, err := s.step(ctx, seqs)
+	return func() ([]sdk.SeqResult, error) {
+		s.under--
+		return results, err
+	}
+}
+
+func (s *scripted) step(ctx context.Context, seqs []sdk.SeqStep) ([]sdk.SeqResult, error) {
 	step := seqs[0]
 	step.Tokens = slices.Clone(step.Tokens)
 	s.steps = append(s.steps, step)
@@ -62,7 +76,9 @@ func (s *scripted) Step(ctx context.Context, seqs []sdk.SeqStep) ([]sdk.SeqResul
 	r := sdk.SeqResult{Seq: step.Seq, Token: -1}
 	if step.Want == sdk.WantToken {
 		r.Token = s.script[s.answered]
-		r.Logprob = -float32(r.Token)
+		if step.TopN > 0 {
+			r.Logprob = -float32(r.Token)
+		}
 		for i := range step.TopN {
 			r.Top = append(r.Top, sdk.TokenScore{Token: r.Token + int32(i)})
 		}
@@ -327,6 +343,41 @@ func TestBrokenOff(t *testing.T) {
 			}
 			if !slices.Equal(rt.released, []sdk.SeqID{7}) {
 				t.Errorf("released %v, want sequence 7 once, on a context that lives", rt.released)
+			}
+		})
+	}
+}
+
+// The pieces of a prompt follow each other, as many under way as the runtime wants; after one that fails no more begin, and
+// those that have are waited for.
+func TestPiecesOfAPrompt(t *testing.T) {
+	for name, c := range map[string]struct {
+		inFlight, failAt int
+		most, begun      int
+	}{
+		"one at a time":        {inFlight: 1, most: 1, begun: 5},
+		"three under way":      {inFlight: 3, most: 3, begun: 5},
+		"more than there are":  {inFlight: 9, most: 5, begun: 5},
+		"the first fails":      {inFlight: 3, failAt: 1, most: 3, begun: 3},
+		"one in between fails": {inFlight: 2, failAt: 3, most: 2, begun: 4},
+	} {
+		t.Run(name, func(t *testing.T) {
+			clk := &clock{}
+			rt := &scripted{chunk: 2, inFlight: c.inFlight, script: []int32{0}, failAt: c.failAt, clock: clk}
+			g := &Generator{Runtime: rt, Now: clk.read}
+			prompt := []int32{1, 2, 3, 4, 5, 6, 7, 8, 9}
+			_, err := g.Run(t.Context(), Request{Prompt: prompt, MaxTokens: 1}, func(Event) error { return nil })
+			if failed := err != nil; failed != (c.failAt > 0) {
+				t.Errorf("got %v", err)
+			}
+			if rt.most != c.most || len(rt.steps) != c.begun || rt.under != 0 {
+				t.Errorf("%d pieces begun, %d under way at most, %d never waited for, want %d, %d and none", len(rt.steps), rt.most, rt.under, c.begun, c.most)
+			}
+			for i, step := range rt.steps {
+				end := min(2*i+2, len(prompt))
+				if !slices.Equal(step.Tokens, prompt[2*i:end]) || step.Pos != 2*i || (step.Want == sdk.WantToken) != (end == len(prompt)) {
+					t.Errorf("piece %d is %+v", i, step)
+				}
 			}
 		})
 	}

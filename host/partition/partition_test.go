@@ -167,6 +167,11 @@ func plan(t *testing.T, d *datadriven.TestData, profile *sdk.ModelProfile) strin
 	return b.String() + p.Report(numbers(t, d, "actual")) + "\n"
 }
 
+// even cuts a model into k stages without a thought to memory.
+func even(profile *sdk.ModelProfile, k int) (*Plan, error) {
+	return New(Request{Profile: profile, Hardware: Local(k, Memory{Budget: Unlimited})})
+}
+
 // Every layer is on exactly one stage, in order, for any number of layers and stages; uneven counts lose none.
 func TestEveryLayerExactlyOnce(t *testing.T) {
 	for layers := 1; layers <= 70; layers++ {
@@ -175,7 +180,7 @@ func TestEveryLayerExactlyOnce(t *testing.T) {
 			for i := range profile.Layers {
 				profile.Layers[i].Weights = 10
 			}
-			p, err := Even(profile, stages)
+			p, err := even(profile, stages)
 			if err != nil {
 				t.Fatalf("%d layers, %d stages: %v", layers, stages, err)
 			}
@@ -212,14 +217,14 @@ func checkCover(t *testing.T, p *Plan, layers, stages int) {
 	}
 }
 
-func TestEvenRefusesNonsense(t *testing.T) {
-	if _, err := Even(&sdk.ModelProfile{Family: "toy"}, 1); err == nil || !strings.Contains(err.Error(), "no layers") {
+func TestNewRefusesNonsense(t *testing.T) {
+	if _, err := even(&sdk.ModelProfile{Family: "toy"}, 1); err == nil || !strings.Contains(err.Error(), "no layers") {
 		t.Errorf("no layers: %v", err)
 	}
 	if _, err := (PipelineConfig{Size: new(2)}).Plan(Request{Profile: &sdk.ModelProfile{Family: "toy"}}); err == nil {
 		t.Error("--pp-size 2 of no layers: no error")
 	}
-	if _, err := Even(&sdk.ModelProfile{Layers: make([]sdk.LayerProfile, 2)}, 0); err == nil {
+	if _, err := even(&sdk.ModelProfile{Layers: make([]sdk.LayerProfile, 2)}, 0); err == nil {
 		t.Error("no stages: no error")
 	}
 }

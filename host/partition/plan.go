@@ -79,11 +79,6 @@ func New(r Request) (*Plan, error) {
 	return plan, nil
 }
 
-// Even cuts a model into k stages of weights as even as any cut allows, without a thought to memory.
-func Even(profile *sdk.ModelProfile, k int) (*Plan, error) {
-	return New(Request{Profile: profile, Hardware: Local(k, Memory{Budget: Unlimited})})
-}
-
 func (r Request) manual() (*Plan, error) {
 	p := newPrices(r.Profile, r.Demand, len(r.Ranges))
 	if err := p.check(r.Demand); err != nil {

@@ -32,7 +32,8 @@ type coordinator struct {
 
 // sequence is what the coordinator knows of a reserved sequence.
 type sequence struct {
-	busy bool // an order that must end first is under way
+	busy   bool // an order that must end before the next is under way
+	pieces int  // steps under way that want nothing of it: the next may follow them through the stages
 }
 
 // call is an order whose end somebody waits for.
@@ -138,37 +139,51 @@ func (c *coordinator) Truncate(ctx context.Context, seq sdk.SeqID, length int) e
 	return nil
 }
 
-// Step is Pipeline's.
-func (c *coordinator) Step(ctx context.Context, seqs []sdk.SeqStep) ([]sdk.SeqResult, error) {
+// Begin is Pipeline's.
+func (c *coordinator) Begin(ctx context.Context, seqs []sdk.SeqStep) (wait func() ([]sdk.SeqResult, error)) {
+	id, call, err := c.begin(ctx, seqs)
+	if err != nil || call == nil {
+		return func() ([]sdk.SeqResult, error) { return nil, err }
+	}
+	return func() ([]sdk.SeqResult, error) { return c.finish(ctx, id, call) }
+}
+
+// begin orders a step; the call is nil for one of no sequences.
+func (c *coordinator) begin(ctx context.Context, seqs []sdk.SeqStep) (uint64, *call, error) {
 	if ctx.Err() != nil {
-		return nil, context.Cause(ctx)
+		return 0, nil, context.Cause(ctx)
 	}
 	plan, err := c.plan(seqs)
 	if err != nil || len(seqs) == 0 {
-		return nil, err
+		return 0, nil, err
 	}
-	if err := c.acquire(plan.IDs...); err != nil {
-		return nil, err
+	if err := c.acquireSteps(seqs); err != nil {
+		return 0, nil, err
 	}
 	call := newStepCall(plan)
 	id, err := c.give(Order{Plan: plan}, call)
 	if err != nil {
-		c.giveBack(plan.IDs...)
-		return nil, err
+		c.giveBackSteps(seqs)
+		return 0, nil, err
 	}
+	return id, call, nil
+}
+
+// finish waits for a step's end.
+func (c *coordinator) finish(ctx context.Context, id uint64, call *call) ([]sdk.SeqResult, error) {
 	for {
 		select {
 		case <-call.signal:
 		case <-ctx.Done():
-			c.abandon(id, plan)
+			c.abandon(id, call.plan)
 			return nil, context.Cause(ctx)
 		}
 		failed, ended := c.progress(id, call)
 		for _, mb := range failed {
-			c.giveUp(id, plan, mb)
+			c.giveUp(id, call.plan, mb)
 		}
 		if ended {
-			c.giveBack(plan.IDs...) // those that were given up are unknown by now
+			c.giveBackSteps(call.plan.Seqs) // those that were given up are unknown by now
 			return call.results, call.stepError()
 		}
 	}
@@ -294,38 +309,83 @@ func (c *coordinator) addSequence(seq sdk.SeqID) error {
 	return nil
 }
 
-// acquire marks idle sequences as busy, all or none. A sequence may not be scheduled again before what it has
-// under way has ended: its next token is not known.
-func (c *coordinator) acquire(seqs ...sdk.SeqID) error {
+// acquire marks an idle sequence as busy.
+func (c *coordinator) acquire(seq sdk.SeqID) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	for i, seq := range seqs {
-		s := c.seqs[seq]
-		var err *sdk.Error
-		switch {
-		case s == nil:
-			err = sdk.Errorf(sdk.CodeUnknownSequence, "sequence %d is not reserved", seq)
-		case s.busy:
-			err = sdk.Errorf(sdk.CodeInvalid, "sequence %d is in a step already", seq)
-		default:
-			s.busy = true
-			continue
-		}
-		for _, taken := range seqs[:i] {
-			c.seqs[taken].busy = false
-		}
+	s, err := c.free(seq)
+	if err != nil {
 		return err
+	}
+	if s.pieces > 0 {
+		return sdk.Errorf(sdk.CodeInvalid, "sequence %d is in a step already", seq)
+	}
+	s.busy = true
+	return nil
+}
+
+// free returns a sequence that may be in a step; c.mu is held.
+func (c *coordinator) free(seq sdk.SeqID) (*sequence, error) {
+	switch s := c.seqs[seq]; {
+	case s == nil:
+		return nil, sdk.Errorf(sdk.CodeUnknownSequence, "sequence %d is not reserved", seq)
+	case s.busy:
+		return nil, sdk.Errorf(sdk.CodeInvalid, "sequence %d is in a step already", seq)
+	default:
+		return s, nil
+	}
+}
+
+// acquireSteps marks the sequences of a step, all or none. A sequence of which something is wanted may not be in another
+// step before this one has ended: its next token is not known. The pieces of a prompt follow each other, as every stage
+// takes orders in the order in which they were given.
+func (c *coordinator) acquireSteps(steps []sdk.SeqStep) error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for i := range steps {
+		s, err := c.free(steps[i].Seq)
+		if err != nil {
+			for _, taken := range steps[:i] {
+				c.seqs[taken.Seq].busy = false
+			}
+			return err
+		}
+		s.busy = true // also finds one that is twice in the step
+	}
+	for i := range steps {
+		if steps[i].Want == sdk.WantNothing {
+			s := c.seqs[steps[i].Seq]
+			s.busy, s.pieces = false, s.pieces+1
+		}
 	}
 	return nil
 }
 
-// giveBack marks sequences as idle; those released meanwhile are unknown.
-func (c *coordinator) giveBack(seqs ...sdk.SeqID) {
+// end notes that a step has ended for the sequence.
+func (s *sequence) end(step *sdk.SeqStep) {
+	if step.Want == sdk.WantNothing {
+		s.pieces--
+	} else {
+		s.busy = false
+	}
+}
+
+// giveBack marks a sequence as idle, if it was not released meanwhile.
+func (c *coordinator) giveBack(seq sdk.SeqID) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	for _, seq := range seqs {
-		if s := c.seqs[seq]; s != nil {
-			s.busy = false
+	if s := c.seqs[seq]; s != nil {
+		s.busy = false
+	}
+}
+
+// giveBackSteps ends a step for its sequences; those released meanwhile are unknown.
+func (c *coordinator) giveBackSteps(steps []sdk.SeqStep) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for i := range steps {
+		if s := c.seqs[steps[i].Seq]; s != nil {
+			s.end(&steps[i])
 		}
 	}
 }

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/mlxcel/mlxcel/host/partition"
+	"github.com/mlxcel/mlxcel/host/schedule"
 	"github.com/mlxcel/mlxcel/sdk"
 )
 
@@ -26,6 +27,7 @@ type Config struct {
 	KVBudgets []int64
 
 	PrefillChunk int    // rows of one sequence in a step, and of a micro-batch, at most; 0 means 512
+	AnyPieces    bool   // results do not depend on how prompts are cut (CPU): pieces may be smaller, to fill the stages
 	MicroBatch   int    // sequences per micro-batch at most; 0 means 1
 	Slots        int    // micro-batches in flight on a stage at most; 0 means 2, the least that overlaps sending with computing
 	Epoch        uint64 // grows with every restart
@@ -38,6 +40,8 @@ const (
 	defaultPrefillChunk = 512
 	defaultMicroBatch   = 1
 	defaultSlots        = 2
+
+	fixedRows = 8 // prompt rows that take as long as what a step costs besides, on a processor: 5, and a hop over a network
 
 	stopTimeout = 10 * time.Second // for executors of a pipeline that did not come up
 )
@@ -284,6 +288,20 @@ func (p *Pipeline) NewSeq() sdk.SeqID { return sdk.SeqID(p.lastSeq.Add(1)) }
 // PrefillChunk returns the rows that a sequence may bring to one step.
 func (p *Pipeline) PrefillChunk() int { return p.cfg.PrefillChunk }
 
+// PromptPieces returns the rows of the pieces in which a prompt of so many had best go through an idle pipeline, and how many
+// pieces fill it: one on each stage, and one that waits for the first so that it need not wait for news of the last.
+func (p *Pipeline) PromptPieces(rows int) (size, inFlight int) {
+	size, stages := p.cfg.PrefillChunk, len(p.c.stages)
+	if stages == 1 {
+		return size, 1
+	}
+	if p.cfg.AnyPieces {
+		pieces := schedule.PromptPieces(rows, stages, fixedRows)
+		size = min(size, (rows+pieces-1)/pieces)
+	}
+	return size, stages + 1
+}
+
 // KVBudgets returns the bytes that all sequences' state may use together on each stage, 0 for no limit; nil sets none on any.
 func (p *Pipeline) KVBudgets() []int64 { return p.cfg.KVBudgets }
 
@@ -312,5 +330,12 @@ func (p *Pipeline) Fork(ctx context.Context, from, to sdk.SeqID) error {
 // other sequences are valid. The sequences of a failed micro-batch, or of the whole step when ctx ends, are
 // released on every stage. seqs and what it points at must not change before Step returns, and after an error never.
 func (p *Pipeline) Step(ctx context.Context, seqs []sdk.SeqStep) ([]sdk.SeqResult, error) {
-	return p.c.Step(ctx, seqs)
+	return p.c.Begin(ctx, seqs)()
+}
+
+// Begin is Step in two halves: it gives the order and does not wait; wait, to be called once, does. The pieces of a prompt
+// can so follow each other through the stages: a step of which nothing is wanted for a sequence need not have ended before
+// the sequence's next begins. When a piece fails, those after it fail as well.
+func (p *Pipeline) Begin(ctx context.Context, seqs []sdk.SeqStep) (wait func() ([]sdk.SeqResult, error)) {
+	return p.c.Begin(ctx, seqs)
 }

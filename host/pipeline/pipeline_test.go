@@ -577,27 +577,34 @@ func TestStagesOverlap(t *testing.T) {
 	})
 }
 
+// startHeld starts a pipeline, one of whose executors waits with what matches until hold is closed.
+func startHeld(t testing.TB, stages, stage int, match func(sdk.Op) bool) (p *Pipeline, held *toyExecutor, hold chan struct{}) {
+	t.Helper()
+	hold = make(chan struct{})
+	l := &toyLauncher{prepare: onStage(stage, func(e *toyExecutor) {
+		e.before = func(op sdk.Op) error {
+			if match(op) {
+				<-hold
+			}
+			return nil
+		}
+	})}
+	p = startToy(t, toyConfig(t, stages, l))
+	return p, l.executor(stage), hold
+}
+
 // An executor that lives but stands still is ended, and its stage is lost, within 2.5 s in every phase.
 func TestFrozenExecutorIsLost(t *testing.T) {
 	for _, phase := range []Phase{PhaseIdle, PhasePrefill} {
 		synctest.Test(t, func(t *testing.T) {
-			hold := make(chan struct{})
-			l := &toyLauncher{prepare: func(e *toyExecutor) {
-				e.before = func(op sdk.Op) error {
-					if e.stage == 1 && isPrefill(op) {
-						<-hold
-					}
-					return nil
-				}
-			}}
-			p := startToy(t, toyConfig(t, 2, l))
+			p, toy, hold := startHeld(t, 2, 1, isPrefill)
 			defer closeToy(t, p)
 			ended := make(chan error, 1)
 			if phase != PhaseIdle {
 				go func() { ended <- wholeLife(t, p) }()
 				synctest.Wait()
 			}
-			begin, toy := time.Now(), l.executor(1)
+			begin := time.Now()
 			toy.locked(func() { toy.frozen = true })
 			<-p.Done()
 			if took := time.Since(begin); took > 2500*time.Millisecond {
@@ -643,15 +650,7 @@ func TestOneMissedAnswerIsNoLoss(t *testing.T) {
 // An executor that answers but does not come forward is lost in the end; one with nothing to do may wait for ever.
 func TestStalledExecutorIsLost(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		hold := make(chan struct{})
-		p := startToy(t, toyConfig(t, 1, &toyLauncher{prepare: func(e *toyExecutor) {
-			e.before = func(op sdk.Op) error {
-				if isDecode(op) {
-					<-hold
-				}
-				return nil
-			}
-		}}))
+		p, _, hold := startHeld(t, 1, 0, isDecode)
 		defer closeToy(t, p)
 		time.Sleep(time.Hour)
 		begin := time.Now()

@@ -474,7 +474,7 @@ func toyProfile() *sdk.ModelProfile {
 func toyConfig(t testing.TB, stages int, l *toyLauncher) Config {
 	t.Helper()
 	profile := toyProfile()
-	plan, err := partition.Even(profile, stages)
+	plan, err := partition.New(partition.Request{Profile: profile, Hardware: partition.Local(stages, partition.Memory{Budget: partition.Unlimited})})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -3,6 +3,7 @@ package schedule
 import (
 	"fmt"
 	"iter"
+	"math"
 )
 
 // SuggestedMicroBatchSize returns the sequences per micro-batch that give as many micro-batches as there are
@@ -10,6 +11,16 @@ import (
 func SuggestedMicroBatchSize(batch, stages int) int {
 	stages = max(1, stages)
 	return max(1, (batch+stages-1)/stages)
+}
+
+// PromptPieces returns in how many pieces a prompt of so many rows had best follow itself through the stages. With m pieces
+// of w rows in all, each costing a fixed time worth f rows besides its own, the last of k stages ends after
+// (m+k-1)·(f + w/m): m = sqrt((k-1)·w/f) makes that the least.
+func PromptPieces(rows, stages int, fixed float64) int {
+	if rows < 1 || stages < 2 || !(fixed > 0) {
+		return 1
+	}
+	return min(rows, max(1, int(math.Round(math.Sqrt(float64(stages-1)*float64(rows)/fixed)))))
 }
 
 // Split yields the half-open ranges [start, end) of the micro-batches of a batch, in order: each as large as it can

@@ -38,6 +38,12 @@ func (in *interpreter) run(t *testing.T, d *datadriven.TestData) string {
 		return actions(t, stages, microBatches)
 	case "suggest":
 		return fmt.Sprintln(SuggestedMicroBatchSize(batch, stages))
+	case "pieces":
+		var rows int
+		var fixed float64
+		d.ScanArgs(t, "rows", &rows)
+		d.ScanArgs(t, "fixed", &fixed)
+		return fmt.Sprintln(PromptPieces(rows, stages, fixed))
 	case "bubble":
 		return fmt.Sprintf("%.4f\n", BubbleFraction(stages, microBatches))
 	case "split":

@@ -12,6 +12,8 @@ import (
 	"slices"
 	"testing"
 	"time"
+
+	"github.com/mlxcel/mlxcel/host/internal/tcptest"
 )
 
 // BenchmarkOneWay takes turns between the transports within each iteration, so that whatever else the machine does
@@ -75,7 +77,7 @@ func echo(c net.Conn, size, answer int) {
 }
 
 func plainEcho(b *testing.B, size, answer int) net.Conn {
-	client, server := tcpPair(b)
+	client, server := tcptest.Pair(b)
 	go echo(server, size, answer)
 	return client
 }
@@ -102,7 +104,7 @@ func tlsEcho(b *testing.B, size, answer int) net.Conn {
 	}
 	roots := x509.NewCertPool()
 	roots.AddCert(cert)
-	a, z := tcpPair(b)
+	a, z := tcptest.Pair(b)
 	client := tls.Client(a, &tls.Config{RootCAs: roots, ServerName: "bench"})
 	go echo(tls.Server(z, &tls.Config{Certificates: []tls.Certificate{{Certificate: [][]byte{der}, PrivateKey: key}}}), size, answer)
 	if err := client.Handshake(); err != nil {

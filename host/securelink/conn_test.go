@@ -10,6 +10,8 @@ import (
 	"testing"
 	"testing/synctest"
 	"time"
+
+	"github.com/mlxcel/mlxcel/host/internal/tcptest"
 )
 
 func testSecret(t testing.TB, raw string) Secret {
@@ -24,26 +26,6 @@ func testSecret(t testing.TB, raw string) Secret {
 func testConfig(t testing.TB, role Role, node string) Config {
 	return Config{Secret: testSecret(t, "0123456789abcdef0123456789abcdef"),
 		Self: Identity{Role: role, NodeID: node, Cluster: "test", Version: "v0.8.0"}}
-}
-
-// tcpPair returns both ends of a TCP connection on loopback, of which the first dialled.
-func tcpPair(t testing.TB) (client, server net.Conn) {
-	t.Helper()
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer l.Close()
-	client, err = net.Dial("tcp", l.Addr().String())
-	if err != nil {
-		t.Fatal(err)
-	}
-	server, err = l.Accept()
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { client.Close(); server.Close() })
-	return client, server
 }
 
 // shakeHands runs both ends over the given connections.
@@ -72,7 +54,7 @@ func secure(t testing.TB, client, server net.Conn) (*Conn, *Conn) {
 // securePair returns both ends of a secured TCP connection on loopback, of which the first dialled.
 func securePair(t testing.TB) (*Conn, *Conn) {
 	t.Helper()
-	client, server := tcpPair(t)
+	client, server := tcptest.Pair(t)
 	return secure(t, client, server)
 }
 

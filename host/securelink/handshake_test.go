@@ -13,10 +13,12 @@ import (
 	"testing"
 	"testing/synctest"
 	"time"
+
+	"github.com/mlxcel/mlxcel/host/internal/tcptest"
 )
 
 func TestHandshake(t *testing.T) {
-	client, server := tcpPair(t)
+	client, server := tcptest.Pair(t)
 	var asked Identity
 	clientCfg, serverCfg := testConfig(t, RoleCoordinator, "c"), testConfig(t, RoleStage, "s")
 	c, s, clientErr, serverErr := shakeHands(t, client, server, clientCfg, serverCfg, func(id Identity) *Refusal { asked = id; return nil })
@@ -29,7 +31,7 @@ func TestHandshake(t *testing.T) {
 }
 
 func TestWrongSecret(t *testing.T) {
-	client, server := tcpPair(t)
+	client, server := tcptest.Pair(t)
 	clientCfg, serverCfg := testConfig(t, RoleCoordinator, "c"), testConfig(t, RoleStage, "s")
 	clientCfg.Secret = testSecret(t, "another secret than the server's")
 	_, _, clientErr, serverErr := shakeHands(t, client, server, clientCfg, serverCfg, func(Identity) *Refusal {
@@ -90,7 +92,7 @@ func TestRefusal(t *testing.T) {
 		{RefusedCluster, ""},
 		{99, "of a later version"},
 	} {
-		client, server := tcpPair(t)
+		client, server := tcptest.Pair(t)
 		_, _, clientErr, serverErr := shakeHands(t, client, server, testConfig(t, RoleCoordinator, "c"), testConfig(t, RoleStage, "s"),
 			func(Identity) *Refusal { return &want })
 		c, ok1 := errors.AsType[*RefusedError](clientErr)
@@ -113,7 +115,7 @@ func TestVersionSkew(t *testing.T) {
 		binary.LittleEndian.PutUint16(hello[6:], 6)
 
 		t.Run("client, "+name, func(t *testing.T) {
-			client, server := tcpPair(t)
+			client, server := tcptest.Pair(t)
 			answer := make(chan []byte, 1)
 			go func() {
 				client.Write(hello)
@@ -128,7 +130,7 @@ func TestVersionSkew(t *testing.T) {
 			}
 		})
 		t.Run("server, "+name, func(t *testing.T) {
-			client, server := tcpPair(t)
+			client, server := tcptest.Pair(t)
 			go func() {
 				io.CopyN(io.Discard, server, helloSize)
 				server.Write(hello)
@@ -194,8 +196,8 @@ func TestChangedMessages(t *testing.T) {
 		"verdict's proof":        {serverVerdict, flip(260), nil, ErrSecret, nil},
 	} {
 		t.Run(name, func(t *testing.T) {
-			client, toClient := tcpPair(t)
-			toServer, server := tcpPair(t)
+			client, toClient := tcptest.Pair(t)
+			toServer, server := tcptest.Pair(t)
 			change := func(which flight, message []byte) []byte {
 				if which != c.which {
 					return message
@@ -254,7 +256,7 @@ func TestReflectedHandshake(t *testing.T) {
 		"with new nonce": {func(b []byte) { b[8] = fromServer; b[16] ^= 1 }, ErrReflected},
 	} {
 		t.Run(name, func(t *testing.T) {
-			client, mirror := tcpPair(t)
+			client, mirror := tcptest.Pair(t)
 			go func() {
 				hello := make([]byte, helloSize)
 				io.ReadFull(mirror, hello)
@@ -267,7 +269,7 @@ func TestReflectedHandshake(t *testing.T) {
 		})
 	}
 	// A proof sent back is no verdict, even where the mirror has a share of its own.
-	client, mirror := tcpPair(t)
+	client, mirror := tcptest.Pair(t)
 	go func() {
 		hello := make([]byte, helloSize)
 		io.ReadFull(mirror, hello)
@@ -286,7 +288,7 @@ func TestReflectedHandshake(t *testing.T) {
 
 // A share of low order would make the traffic keys depend on the secret alone.
 func TestLowOrderShare(t *testing.T) {
-	client, server := tcpPair(t)
+	client, server := tcptest.Pair(t)
 	cfg := testConfig(t, RoleCoordinator, "c")
 	go func() {
 		h := sampleHello()

@@ -11,6 +11,8 @@ import (
 	"sync"
 	"testing"
 	"time"
+
+	"github.com/mlxcel/mlxcel/host/internal/tcptest"
 )
 
 // refusals keeps what OnRefused is told.
@@ -307,7 +309,7 @@ func TestListenerOutlivesFailures(t *testing.T) {
 }
 
 func TestClientGivesUpOnADeafServer(t *testing.T) {
-	client, _ := tcpPair(t)
+	client, _ := tcptest.Pair(t)
 	cfg := testConfig(t, RoleCoordinator, "c")
 	cfg.HandshakeTimeout = time.Millisecond
 	_, err := Client(context.Background(), client, cfg)

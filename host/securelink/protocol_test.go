@@ -14,6 +14,8 @@ import (
 	"sync"
 	"testing"
 	"time"
+
+	"github.com/mlxcel/mlxcel/host/internal/tcptest"
 )
 
 // hexBytes is written as hex digits.
@@ -107,7 +109,7 @@ func TestVectors(t *testing.T) {
 		t.Fatal("the vectors leave out what matters")
 	}
 	for _, verdict := range v.Verdicts {
-		a, b := tcpPair(t)
+		a, b := tcptest.Pair(t)
 		client, server := &recorder{Conn: a}, &recorder{Conn: b}
 		c, s, clientErr, serverErr := shakeHands(t, client, server, v.config(t, v.Ends.Client), v.config(t, v.Ends.Server),
 			func(Identity) *Refusal {

@@ -15,11 +15,12 @@ import (
 
 func somePlan() *pipeline.StepPlan {
 	p := &pipeline.StepPlan{
-		Cuts: []int{0, 2, 3},
+		Cuts: []int{0, 2, 4},
 		Seqs: []sdk.SeqStep{
 			{Seq: 1, Pos: 0, Tokens: []int32{1, 2, 300}, Prompt: true},
 			{Seq: math.MaxUint64, Pos: 1 << 40, Tokens: []int32{7}, Want: sdk.WantToken, TopN: 5, Allowed: []byte{1, 0, 255}},
 			{Seq: 3, Pos: 4, Tokens: []int32{9, 8}, Prompt: true, Want: sdk.WantScores, Targets: []int32{8, math.MaxInt32}},
+			{Seq: 4, Pos: 7, Tokens: []int32{6}, Want: sdk.WantToken, Logprob: true},
 		},
 	}
 	for _, s := range p.Seqs {
@@ -101,7 +102,7 @@ func TestMessagesOfAnotherLength(t *testing.T) {
 func TestBadMessages(t *testing.T) {
 	plan := func(body ...byte) []byte { return append([]byte{1, 1}, body...) }
 	seq := func(tokens ...byte) []byte {
-		return append([]byte{5, 0, 0, 0, 0, byte(len(tokens))}, append(tokens, 0, 0)...)
+		return append([]byte{5, 0, 0, 0, 0, 0, byte(len(tokens))}, append(tokens, 0, 0)...)
 	}
 	for name, c := range map[string]struct {
 		kind uint8

@@ -153,7 +153,7 @@ func decode(kind uint8, b []byte) (message, error) {
 		}
 	case kindFinished:
 		m.tag = d.tag()
-		m.results = list(d, minResult, (*decoder).result)
+		m.results = list(d, max(minResult, len(b)/maxSequences), (*decoder).result) // so at most maxSequences
 	case kindFailed:
 		m.tag = d.tag()
 		m.err = d.mustStageError()
@@ -210,24 +210,27 @@ func (d *decoder) reservation() sdk.Reservation {
 	return r
 }
 
-// minSeqStep and minResult are the fewest bytes of a list's item.
 const (
-	minSeqStep = 9
+	// The fewest bytes of a list's item.
+	minSeqStep = 10
 	minResult  = 12
+
+	// maxSequences bounds those of a step: in memory each takes many times its bytes in a message.
+	maxSequences = 1 << 14
 )
 
 func (d *decoder) plan() *pipeline.StepPlan {
 	n := d.count(1)
-	if n == 0 {
-		d.fail("a plan has no micro-batches")
+	if n == 0 || n > maxSequences {
+		d.fail("a plan has no micro-batches, or too many")
 		return &pipeline.StepPlan{Cuts: []int{0}}
 	}
 	p := &pipeline.StepPlan{Cuts: make([]int, 1, 1+n)}
 	total := 0
 	for range n {
 		size := d.uvarint()
-		if size < 1 || size > uint64(len(d.b)/minSeqStep-total) {
-			d.fail("a micro-batch is empty or larger than the message")
+		if size < 1 || size > uint64(min(maxSequences, len(d.b)/minSeqStep)-total) {
+			d.fail("a micro-batch is empty, larger than the message, or makes too many sequences")
 			return p
 		}
 		total += int(size)
@@ -243,7 +246,7 @@ func (d *decoder) plan() *pipeline.StepPlan {
 
 func (d *decoder) seqStep() sdk.SeqStep {
 	s := sdk.SeqStep{
-		Seq: d.seq(), Pos: d.int(), Prompt: d.bool(), Want: sdk.Want(d.int()), TopN: d.int(),
+		Seq: d.seq(), Pos: d.int(), Prompt: d.bool(), Want: sdk.Want(d.int()), TopN: d.int(), Logprob: d.bool(),
 		Tokens: d.ints(), Targets: d.ints(), Allowed: d.bytes(),
 	}
 	if len(s.Tokens) == 0 {

@@ -164,6 +164,7 @@ func appendSeqStep(b []byte, s *sdk.SeqStep) []byte {
 	b = appendBool(b, s.Prompt)
 	b = appendInt(b, int(s.Want))
 	b = appendInt(b, s.TopN)
+	b = appendBool(b, s.Logprob)
 	b = appendInts(b, s.Tokens)
 	b = appendInts(b, s.Targets)
 	return appendBytes(b, s.Allowed)

@@ -16,6 +16,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/mlxcel/mlxcel/host/internal/tcptest"
 	"github.com/mlxcel/mlxcel/host/pipeline"
 	"github.com/mlxcel/mlxcel/host/securelink"
 	"github.com/mlxcel/mlxcel/host/wire"
@@ -315,23 +316,6 @@ func TestStuckReceiver(t *testing.T) {
 	})
 }
 
-// tcpPair is a connection of this host with itself.
-func tcpPair(t testing.TB) (near, far net.Conn) {
-	t.Helper()
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer l.Close()
-	if near, err = net.Dial("tcp", l.Addr().String()); err != nil {
-		t.Fatal(err)
-	}
-	if far, err = l.Accept(); err != nil {
-		t.Fatal(err)
-	}
-	return near, far
-}
-
 // secured puts the cluster's cipher on a connection.
 func secured(t testing.TB, near, far net.Conn) (net.Conn, net.Conn) {
 	t.Helper()
@@ -356,7 +340,7 @@ func secured(t testing.TB, near, far net.Conn) (net.Conn, net.Conn) {
 
 func TestActivationsCostNoAllocations(t *testing.T) {
 	for _, claims := range []bool{false, true} {
-		near, far := tcpPair(t)
+		near, far := tcptest.Pair(t)
 		near, far = secured(t, near, far)
 		s := newSink()
 		if claims {
@@ -567,9 +551,7 @@ func runSelfTest(ctx context.Context, near, far net.Conn) (Probe, error, error) 
 }
 
 func TestSelfTest(t *testing.T) {
-	near, far := tcpPair(t)
-	defer near.Close()
-	defer far.Close()
+	near, far := tcptest.Pair(t)
 	p, err, answer := runSelfTest(t.Context(), near, far)
 	if err != nil || answer != nil || p.RoundTrip <= 0 || p.BytesPerSecond <= 0 {
 		t.Fatalf("got %+v, %v, %v", p, err, answer)

@@ -6,10 +6,11 @@ import (
 	"fmt"
 	"io"
 	"math"
-	"net"
 	"strings"
 	"testing"
 	"testing/iotest"
+
+	"github.com/mlxcel/mlxcel/host/internal/tcptest"
 )
 
 var roomy = Limits{Meta: 1 << 20, Data: 1 << 20}
@@ -287,26 +288,8 @@ func TestHeaderAndDataGoInOneCall(t *testing.T) {
 	}
 }
 
-// tcpPair is a connection of this host with itself.
-func tcpPair(t testing.TB) (near, far net.Conn) {
-	t.Helper()
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer l.Close()
-	if near, err = net.Dial("tcp", l.Addr().String()); err != nil {
-		t.Fatal(err)
-	}
-	if far, err = l.Accept(); err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { near.Close(); far.Close() })
-	return near, far
-}
-
 func TestFramesCostNoAllocations(t *testing.T) {
-	near, far := tcpPair(t)
+	near, far := tcptest.Pair(t)
 	w, r := NewWriter(near, roomy), NewReader(far, roomy)
 	h := matrix(16, 256)
 	data, into := make([]byte, h.Data), make([]byte, h.Data)

@@ -81,12 +81,13 @@ type Request struct {
 	Position int      // absolute position that the chosen token will have
 	Allowed  []byte   // bit i of byte i/8 allows token i; empty allows all
 	TopN     int      // most probable tokens to report
+	Logprob  bool     // report the token's log-probability; TopN > 0 implies it
 }
 
 // Result is the choice made.
 type Result struct {
 	Token   int32
-	Logprob float32          // of Token, under the raw logits
+	Logprob float32          // of Token, under the raw logits; 0 where not asked for
 	Top     []sdk.TokenScore // most probable first, the lower id first among equals
 }
 
@@ -104,7 +105,7 @@ func (c *Chooser) Choose(logits []float32, r *Request) (Result, error) {
 	if err != nil {
 		return Result{}, err
 	}
-	norm := logSumExp(logits, logits[token])
+	m := logits[token]
 	changed, err := c.change(logits, r)
 	if err != nil {
 		return Result{}, err
@@ -119,7 +120,12 @@ func (c *Chooser) Choose(logits []float32, r *Request) (Result, error) {
 	if r.Sampler.Temperature > 0 {
 		token = c.draw(changed, changed[token], r)
 	}
-	return Result{Token: token, Logprob: float32(float64(logits[token]) - norm), Top: top(logits, r.TopN, norm)}, nil
+	result := Result{Token: token}
+	if r.Logprob || r.TopN > 0 { // a sum over the vocabulary, so only who asks pays for it
+		norm := logSumExp(logits, m)
+		result.Logprob, result.Top = float32(float64(logits[token])-norm), top(logits, r.TopN, norm)
+	}
+	return result, nil
 }
 
 // Logprob returns the log-probability of token under raw logits.

@@ -141,6 +141,42 @@ func TestLogprobs(t *testing.T) {
 	}
 }
 
+// What is reported of a token does not change which it is, and is there only where asked for.
+func TestLogprobOnlyWhereAskedFor(t *testing.T) {
+	logits := make([]float32, 300)
+	rng := rand.New(rand.NewPCG(1, 2))
+	for i := range logits {
+		logits[i] = float32(rng.NormFloat64())
+	}
+	for name, s := range map[string]sdk.Sampler{
+		"greedy": {}, "drawn": {Temperature: 1}, "restricted": {Temperature: 2, TopK: 50, TopP: 0.9, MinP: 0.01},
+		"changed": {Temperature: 1, RepetitionPenalty: 1.5, LogitBias: map[int32]float32{7: 2}},
+	} {
+		for seed := range uint64(20) {
+			s.Seed = seed
+			r := Request{Sampler: &s, History: NewHistory([]int32{1, 2}), Position: 9}
+			alone := choose(t, logits, r)
+			if alone.Logprob != 0 || alone.Top != nil {
+				t.Errorf("%s, nothing asked for: %+v", name, alone)
+			}
+			r.Logprob = true
+			scored := choose(t, logits, r)
+			r.Logprob, r.TopN = false, 2
+			listed := choose(t, logits, r)
+			want, err := Logprob(logits, alone.Token)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if scored.Token != alone.Token || scored.Logprob != want || scored.Top != nil {
+				t.Errorf("%s, log-probability asked for: %+v, want token %d at %v", name, scored, alone.Token, want)
+			}
+			if listed.Token != alone.Token || listed.Logprob != want || len(listed.Top) != 2 {
+				t.Errorf("%s, top tokens asked for: %+v, want token %d at %v", name, listed, alone.Token, want)
+			}
+		}
+	}
+}
+
 func near(got float32, want float64) bool { return math.Abs(float64(got)-want) < 1e-5 }
 
 func TestBadLogitsAreErrors(t *testing.T) {

@@ -6,6 +6,7 @@ import (
 	"io"
 	"os"
 	"path/filepath"
+	"reflect"
 	"strings"
 	"testing"
 
@@ -163,6 +164,21 @@ func TestUniformLogits(t *testing.T) {
 	got := r.Seqs[0]
 	if got.Token != 0 || len(got.Top) != 2 || got.Top[1].Token != 1 || got.Top[0].Logprob != got.Logprob || got.Logprob > -3.87 || got.Logprob < -3.88 {
 		t.Errorf("%+v, want token 0 at ln(1/48)", got)
+	}
+	for pos, asked := range []bool{false, true} {
+		s := step(5)
+		s.Seqs[0].Pos, s.Seqs[0].Logprob = 1+pos, asked
+		r, err := e.Step(t.Context(), s)
+		if err != nil {
+			t.Fatal(err)
+		}
+		want := sdk.SeqResult{Seq: 1}
+		if asked {
+			want.Logprob = got.Logprob
+		}
+		if !reflect.DeepEqual(r.Seqs[0], want) {
+			t.Errorf("log-probability asked for: %v: %+v, want %+v", asked, r.Seqs[0], want)
+		}
 	}
 }
 

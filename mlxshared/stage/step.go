@@ -348,7 +348,8 @@ func (m *loaded) answerRow(logits []float32, q *sdk.SeqStep, offset int, result 
 	}
 	state := m.sequences[q.Seq]
 	choice, err := m.chooser.Choose(logits, &sample.Request{
-		Sampler: &state.sampler, History: state.history, Position: q.Pos + len(q.Tokens), Allowed: q.Allowed, TopN: q.TopN,
+		Sampler: &state.sampler, History: state.history, Position: q.Pos + len(q.Tokens), Allowed: q.Allowed,
+		TopN: q.TopN, Logprob: q.Logprob,
 	})
 	if err != nil {
 		return sdk.Errorf(sdk.CodeInternal, "sequence %d at position %d: %v", q.Seq, q.Pos+offset, err)

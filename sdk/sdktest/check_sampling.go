@@ -103,6 +103,54 @@ func asBytes(values []float32) []byte {
 	return raw
 }
 
+// checkLogprob asks for a token alone, with its log-probability, and with top tokens: the token is the same, and what is
+// reported with it is there only where asked for.
+func checkLogprob(ctx context.Context, r *rig) error {
+	p, err := r.open(ctx)
+	if err != nil {
+		return err
+	}
+	for _, s := range []sdk.Sampler{{}, {Temperature: 3, TopP: 0.99, Seed: 1}} {
+		full, err := r.first(ctx, p, s, sdk.SeqStep{TopN: topN})
+		if err != nil {
+			return err
+		}
+		for what, c := range map[string]struct {
+			asked sdk.SeqStep
+			want  sdk.SeqResult
+		}{
+			"nothing more":        {sdk.SeqStep{}, sdk.SeqResult{}},
+			"its log-probability": {sdk.SeqStep{Logprob: true}, sdk.SeqResult{Logprob: full.Logprob}},
+			"both":                {sdk.SeqStep{Logprob: true, TopN: topN}, sdk.SeqResult{Logprob: full.Logprob, Top: full.Top}},
+		} {
+			got, err := r.first(ctx, p, s, c.asked)
+			if err != nil {
+				return err
+			}
+			if got.Token != full.Token {
+				return fmt.Errorf("under %+v a token and %s is token %d, with top tokens it is %d", s, what, got.Token, full.Token)
+			}
+			if err := sameAnswer(&c.want, got); err != nil {
+				return fmt.Errorf("under %+v a token and %s: %w", s, what, err)
+			}
+		}
+	}
+	return nil
+}
+
+// first answers the prompt with one token, and what q asks for beside it.
+func (r *rig) first(ctx context.Context, p *pipe, s sdk.Sampler, q sdk.SeqStep) (*sdk.SeqResult, error) {
+	q.Seq, q.Tokens, q.Prompt, q.Want = r.seq(), r.prompt, true, sdk.WantToken
+	if err := p.do(ctx, sdk.Reservation{Seq: q.Seq, Prompt: r.prompt, Sampler: s}); err != nil {
+		return nil, err
+	}
+	a, err := p.ask(ctx, q)
+	if err != nil {
+		return nil, err
+	}
+	return a, p.do(ctx, sdk.Release{Seq: q.Seq})
+}
+
 // checkScores compares the scores of given tokens with the logits after each row.
 func checkScores(ctx context.Context, r *rig) error {
 	p, err := r.open(ctx)

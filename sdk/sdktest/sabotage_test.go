@@ -244,6 +244,30 @@ var sabotage = []struct {
 			}
 		})
 	}},
+	{"log-probability", "it comes unasked", func(b *saboteur) {
+		b.after = answers(func(s *sdk.Step, i int, r *sdk.SeqResult) {
+			if q := &s.Seqs[i]; !q.Logprob && q.TopN == 0 {
+				r.Logprob = -1
+			}
+		})
+	}},
+	{"log-probability", "it comes with top tokens only", func(b *saboteur) {
+		b.before = func(_ context.Context, s *sdk.Step) error { s.Seqs[0].Logprob = false; return nil }
+	}},
+	{"log-probability", "top tokens come without it", func(b *saboteur) {
+		b.after = answers(func(s *sdk.Step, i int, r *sdk.SeqResult) {
+			if !s.Seqs[i].Logprob {
+				r.Logprob = 0
+			}
+		})
+	}},
+	{"log-probability", "another token where nobody asks for it", func(b *saboteur) {
+		b.after = answers(func(s *sdk.Step, i int, r *sdk.SeqResult) {
+			if q := &s.Seqs[i]; !q.Logprob && q.TopN == 0 {
+				r.Token = (r.Token + 1) % vocab
+			}
+		})
+	}},
 	{"scores", "the scores come one row late", func(b *saboteur) {
 		b.after = answers(func(_ *sdk.Step, _ int, r *sdk.SeqResult) {
 			if n := len(r.Scores); n > 1 {

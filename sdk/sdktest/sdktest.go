@@ -145,6 +145,7 @@ func checks() []check {
 		{name: "damaged weights", run: checkDamage},
 		{name: "order", run: checkOrder},
 		{name: "greedy", run: checkGreedy},
+		{name: "log-probability", run: checkLogprob},
 		{name: "scores", run: checkScores},
 		{name: "split", run: checkSplit, dtypes: true},
 		{name: "chunks", run: checkChunks, dtypes: true},

@@ -74,11 +74,12 @@ func (p *program) warmUp(ctx context.Context, e *engine.Engine, cfg batch.Config
 	}
 	var speeds *batch.Speeds
 	var err error
-	if limit := e.Profile.ContextLength; limit == 0 || limit >= batch.MeasureLength {
-		speeds, err = batch.Measure(ctx, e.Pipeline, batch.MeasureConfig{Stages: len(e.Plan()), MaxBatch: cfg.MaxBatch, VocabSize: cfg.VocabSize})
+	measure := batch.MeasureConfig{Stages: len(e.Plan()), MaxBatch: cfg.MaxBatch, VocabSize: cfg.VocabSize}
+	if limit := e.Profile.ContextLength; limit == 0 || limit >= measure.Length() {
+		speeds, err = batch.Measure(ctx, e.Pipeline, measure)
 	}
 	if speeds == nil && err == nil {
-		p.log.Warn("the warm-up was left out, so steps run in one group: no stage has room for a sequence of so many tokens", "tokens", batch.MeasureLength)
+		p.log.Warn("the warm-up was left out, so steps run in one group: no stage has room for a sequence of so many tokens", "tokens", measure.Length())
 	}
 	return speeds, err
 }

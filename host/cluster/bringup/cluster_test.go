@@ -512,7 +512,7 @@ func alone(t testing.TB, model string, n int) []int32 {
 	if err != nil {
 		t.Fatal(err)
 	}
-	plan, err := partition.Even(have.Profile, 1)
+	plan, err := partition.New(partition.Request{Profile: have.Profile, Hardware: partition.Local(1, partition.Memory{Budget: partition.Unlimited})})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -43,7 +43,8 @@ func (c *controlServer) Learn(ctx context.Context, _ *pb.LearnRequest) (*pb.Lear
 		Inspection: *p.have, Node: p.cfg.Secure.Self.NodeID, Machine: p.cfg.Machine, LastEpoch: p.assignment.seen, Addresses: p.cfg.Addresses,
 	}
 	l.Device = device
-	return l.message(), nil
+	m, err := l.message()
+	return m, c.failed("learn", err)
 }
 
 // Watch is the service's.
@@ -84,7 +85,7 @@ func failure(cause error) *pb.Failure {
 	return f
 }
 
-// numbers are nil before there is a stage.
+// numbers are what the coordinator is told now and then, nil before there is a stage.
 func (s *session) numbers() *pb.Numbers {
 	s.peer.mu.Lock()
 	defer s.peer.mu.Unlock()
@@ -92,7 +93,8 @@ func (s *session) numbers() *pb.Numbers {
 		return nil
 	}
 	sent, received := s.traffic()
-	return &pb.Numbers{BusyNanos: int64(s.stage.Busy()), LinkBytesSent: sent, LinkBytesReceived: received}
+	s.seen = s.seen.next(time.Now(), s.stage.Busy(), sent, received)
+	return &pb.Numbers{BusyNanos: int64(s.seen.busy), LinkBytesSent: sent, LinkBytesReceived: received}
 }
 
 // Offer is the service's.
@@ -148,9 +150,12 @@ func (c *controlServer) activate(epoch uint64, out grpc.ServerStreamingServer[pb
 	for loading := true; loading; {
 		select {
 		case p := <-latest:
-			m := &pb.LoadProgress{Loaded: p.Loaded, Total: p.Total, Tensor: p.Tensor}
-			if err := out.Send(&pb.ActivateEvent{Event: &pb.ActivateEvent_Progress{Progress: m}}); err != nil {
-				s.lose(errCoordinatorGone)
+			m, err := p.MarshalBinary()
+			if err == nil && out.Send(&pb.ActivateEvent{Event: &pb.ActivateEvent_Progress{Progress: m}}) != nil {
+				err = errCoordinatorGone
+			}
+			if err != nil {
+				s.lose(err)
 			}
 		case <-started:
 			loading = false
@@ -163,7 +168,11 @@ func (c *controlServer) activate(epoch uint64, out grpc.ServerStreamingServer[pb
 		return err
 	}
 	s.peer.log.Info("loaded", "epoch", epoch, "bytes", info.Loaded.WeightBytes, "plugin", info.Plugin)
-	return out.Send(&pb.ActivateEvent{Event: &pb.ActivateEvent_Report{Report: reportMessage(info.Plugin, info.Loaded)}})
+	report, err := reportMessage(info)
+	if err != nil {
+		return err
+	}
+	return out.Send(&pb.ActivateEvent{Event: &pb.ActivateEvent_Report{Report: report}})
 }
 
 // stageRefusal says that the executor did not come up.

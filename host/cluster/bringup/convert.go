@@ -1,8 +1,12 @@
 package bringup
 
 import (
+	"encoding"
+	"fmt"
+
 	"github.com/mlxcel/mlxcel/host/cluster"
 	"github.com/mlxcel/mlxcel/host/cluster/bringup/internal/pb"
+	"github.com/mlxcel/mlxcel/host/pipeline"
 	"github.com/mlxcel/mlxcel/sdk"
 )
 
@@ -18,43 +22,67 @@ func each[A, B any](list []A, convert func(A) B) []B {
 	return out
 }
 
-func (l Learned) message() *pb.LearnReply {
-	return &pb.LearnReply{
-		Node: l.Node, Machine: l.Machine, LastEpoch: l.LastEpoch, Addresses: l.Addresses,
-		Device: &pb.Device{Kind: l.Device.Kind, Name: l.Device.Name, TotalMemory: l.Device.TotalMemory, FreeMemory: l.Device.FreeMemory},
-		Executors: each(l.Executors, func(d sdk.Description) *pb.Executor {
-			return &pb.Executor{Name: d.Name, Version: d.Version, Families: each(d.Families, familyMessage)}
-		}),
-		PluginFolders: l.Folders, ModelType: l.ModelType, Problem: l.Problem, Plugin: l.Plugin,
-		Family: familyMessage(l.Family), Profile: profileMessage(l.Profile), Identity: identityMessage(l.Identity),
+// encoder makes bytes of the sdk's values. Its first error sticks.
+type encoder struct{ err error }
+
+func (e *encoder) bytes(v encoding.BinaryMarshaler) []byte {
+	b, err := v.MarshalBinary()
+	if e.err == nil {
+		e.err = err
+	}
+	return b
+}
+
+// decoder reads them. Its first error sticks.
+type decoder struct{ err error }
+
+func (d *decoder) read(b []byte, into encoding.BinaryUnmarshaler) {
+	if d.err == nil {
+		d.err = into.UnmarshalBinary(b)
 	}
 }
 
-func learnedFrom(m *pb.LearnReply) Learned {
-	return Learned{
+func (l Learned) message() (*pb.LearnReply, error) {
+	var e encoder
+	m := &pb.LearnReply{
+		Node: l.Node, Machine: l.Machine, LastEpoch: l.LastEpoch, Addresses: l.Addresses, PluginFolders: l.Folders,
+		ModelType: l.ModelType, Problem: l.Problem, Plugin: l.Plugin, Identity: identityMessage(l.Identity),
+		Device: e.bytes(&l.Device), Family: e.bytes(&l.Family),
+		Executors: each(l.Executors, func(d sdk.Description) []byte { return e.bytes(&d) }),
+	}
+	if l.Profile != nil {
+		m.Profile = e.bytes(l.Profile)
+	}
+	return m, e.err
+}
+
+func learnedFrom(m *pb.LearnReply) (Learned, error) {
+	var d decoder
+	l := Learned{
 		Node: m.GetNode(), Machine: m.GetMachine(), LastEpoch: m.GetLastEpoch(), Addresses: m.GetAddresses(),
 		Inspection: Inspection{
 			ModelType: m.GetModelType(), Identity: identityFrom(m.GetIdentity()), Folders: m.GetPluginFolders(), Problem: m.GetProblem(), Plugin: m.GetPlugin(),
-			Device: sdk.Device{
-				Kind: m.GetDevice().GetKind(), Name: m.GetDevice().GetName(),
-				TotalMemory: m.GetDevice().GetTotalMemory(), FreeMemory: m.GetDevice().GetFreeMemory(),
-			},
-			Executors: each(m.GetExecutors(), func(e *pb.Executor) sdk.Description {
-				return sdk.Description{Name: e.GetName(), Version: e.GetVersion(), Families: each(e.GetFamilies(), familyFrom)}
+			Executors: each(m.GetExecutors(), func(b []byte) (v sdk.Description) {
+				d.read(b, &v)
+				return v
 			}),
-			Family: familyFrom(m.GetFamily()), Profile: profileFrom(m.GetProfile()),
 		},
 	}
-}
-
-func familyMessage(f sdk.Family) *pb.Family {
-	return &pb.Family{Name: f.Name, ModelTypes: f.ModelTypes, Pipeline: f.Pipeline, PlanOnly: f.PlanOnly, Quantizations: f.Quantizations}
-}
-
-func familyFrom(m *pb.Family) sdk.Family {
-	return sdk.Family{
-		Name: m.GetName(), ModelTypes: m.GetModelTypes(), Pipeline: m.GetPipeline(), PlanOnly: m.GetPlanOnly(), Quantizations: m.GetQuantizations(),
+	d.read(m.GetDevice(), &l.Device)
+	d.read(m.GetFamily(), &l.Family)
+	if m.Profile != nil {
+		l.Profile = &sdk.ModelProfile{}
+		d.read(m.Profile, l.Profile)
 	}
+	return l, d.refusal()
+}
+
+// refusal is the error as that of a peer's message, nil where there is none.
+func (d *decoder) refusal() error {
+	if d.err == nil {
+		return nil
+	}
+	return &cluster.Refusal{Code: CodeMessage, Reason: fmt.Sprintf("the peer's message makes no sense: %v", d.err), Remedy: "install the same version of mlxcel on every host"}
 }
 
 func identityMessage(id cluster.Identity) *pb.Identity {
@@ -75,54 +103,7 @@ func identityFrom(m *pb.Identity) cluster.Identity {
 	}
 }
 
-func profileMessage(p *sdk.ModelProfile) *pb.ModelProfile {
-	if p == nil {
-		return nil
-	}
-	return &pb.ModelProfile{
-		Family: p.Family, ModelType: p.ModelType, Embedding: p.Embedding, Head: p.Head, Tied: p.Tied, TiedBytes: p.TiedBytes,
-		BoundaryWidth: int64(p.Boundary.Width), BoundaryDtype: int64(p.Boundary.Dtype),
-		ContextLength: int64(p.ContextLength), VocabSize: int64(p.VocabSize), HiddenSize: int64(p.HiddenSize),
-		Quantization: p.Quantization, Exact: p.Exact,
-		Layers: each(p.Layers, func(l sdk.LayerProfile) *pb.LayerProfile {
-			return &pb.LayerProfile{Kind: l.Kind, Weights: l.Weights, KvBytesPerToken: l.KVBytesPerToken, KvWindow: int64(l.KVWindow), StateBytes: l.StateBytes}
-		}),
-		Adjacency: each(p.Adjacency, func(g sdk.AdjacencyGroup) *pb.AdjacencyGroup {
-			return &pb.AdjacencyGroup{Source: int64(g.Source), Consumer: int64(g.Consumer), Reason: g.Reason}
-		}),
-	}
-}
-
-func profileFrom(m *pb.ModelProfile) *sdk.ModelProfile {
-	if m == nil {
-		return nil
-	}
-	return &sdk.ModelProfile{
-		Family: m.GetFamily(), ModelType: m.GetModelType(), Embedding: m.GetEmbedding(), Head: m.GetHead(), Tied: m.GetTied(), TiedBytes: m.GetTiedBytes(),
-		Boundary:      sdk.Boundary{Width: int(m.GetBoundaryWidth()), Dtype: sdk.Dtype(m.GetBoundaryDtype())},
-		ContextLength: int(m.GetContextLength()), VocabSize: int(m.GetVocabSize()), HiddenSize: int(m.GetHiddenSize()),
-		Quantization: m.GetQuantization(), Exact: m.GetExact(),
-		Layers: each(m.GetLayers(), func(l *pb.LayerProfile) sdk.LayerProfile {
-			return sdk.LayerProfile{
-				Kind: l.GetKind(), Weights: l.GetWeights(), KVBytesPerToken: l.GetKvBytesPerToken(), KVWindow: int(l.GetKvWindow()), StateBytes: l.GetStateBytes(),
-			}
-		}),
-		Adjacency: each(m.GetAdjacency(), func(g *pb.AdjacencyGroup) sdk.AdjacencyGroup {
-			return sdk.AdjacencyGroup{Source: int(g.GetSource()), Consumer: int(g.GetConsumer()), Reason: g.GetReason()}
-		}),
-	}
-}
-
-func reportMessage(plugin string, r sdk.LoadReport) *pb.LoadReport {
-	return &pb.LoadReport{
-		Plugin: plugin, WeightBytes: r.WeightBytes, Tensors: int64(r.Tensors), VocabSize: int64(r.VocabSize),
-		BoundaryWidth: int64(r.Boundary.Width), BoundaryDtype: int64(r.Boundary.Dtype),
-	}
-}
-
-func reportFrom(m *pb.LoadReport) sdk.LoadReport {
-	return sdk.LoadReport{
-		WeightBytes: m.GetWeightBytes(), Tensors: int(m.GetTensors()), VocabSize: int(m.GetVocabSize()),
-		Boundary: sdk.Boundary{Width: int(m.GetBoundaryWidth()), Dtype: sdk.Dtype(m.GetBoundaryDtype())},
-	}
+func reportMessage(i pipeline.StageInfo) (*pb.LoadReport, error) {
+	var e encoder
+	return &pb.LoadReport{Plugin: i.Plugin, Report: e.bytes(&i.Loaded)}, e.err
 }

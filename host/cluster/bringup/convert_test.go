@@ -2,9 +2,11 @@ package bringup
 
 import (
 	"reflect"
+	"strings"
 	"testing"
 
 	"github.com/mlxcel/mlxcel/host/cluster/bringup/internal/pb"
+	"github.com/mlxcel/mlxcel/sdk"
 	"google.golang.org/protobuf/proto"
 )
 
@@ -65,30 +67,44 @@ func overTheWire[M any, P interface {
 	return out
 }
 
-// Everything that messages are made of arrives, but what stays on its host: the rest of an executor's description.
+// Everything that messages are made of arrives.
 func TestMessagesLoseNothing(t *testing.T) {
 	learned := filled[Learned](t)
 	learned.Reached = "" // the coordinator's own observation
-	clear := func(l *Learned) {
-		for i := range l.Executors {
-			e := &l.Executors[i]
-			e.ContractVersion, e.Runtime = 0, ""
-			e.Device = learned.Executors[i].Device
-			for j := range e.Families {
-				e.Families[j].TensorShards, e.Families[j].Adapters, e.Families[j].Imports = false, false, nil
-			}
-		}
-		l.Family.TensorShards, l.Family.Adapters, l.Family.Imports = false, false, nil
+	learned.Profile.Adjacency = []sdk.AdjacencyGroup{{Source: 0, Consumer: 1, Reason: "r"}}
+	learned.Profile.Boundary.Dtype = sdk.DtypeFloat16
+	message, err := learned.message()
+	if err != nil {
+		t.Fatal(err)
 	}
-	clear(&learned)
-	got := learnedFrom(overTheWire[pb.LearnReply](t, learned.message()))
-	clear(&got)
-	if !reflect.DeepEqual(got, learned) {
-		t.Errorf("learned\n%+v, want\n%+v", got, learned)
+	if got, err := learnedFrom(overTheWire[pb.LearnReply](t, message)); err != nil || !reflect.DeepEqual(got, learned) {
+		t.Errorf("learned\n%+v, %v, want\n%+v", got, err, learned)
 	}
 	status := filled[Status](t)
 	if got := statusFrom(overTheWire[pb.NodeStatus](t, status.message())); !reflect.DeepEqual(got, status) {
 		t.Errorf("status\n%+v, want\n%+v", got, status)
+	}
+}
+
+// What the sdk refuses to read is refused for good: the peer would say it again.
+func TestSenselessAnswers(t *testing.T) {
+	for what, spoil := range map[string]func(*pb.LearnReply){
+		"device":      func(m *pb.LearnReply) { m.Device = []byte{0xff} },
+		"family":      func(m *pb.LearnReply) { m.Family = []byte{0xff} },
+		"profile":     func(m *pb.LearnReply) { m.Profile = []byte{0xff} },
+		"description": func(m *pb.LearnReply) { m.Executors = [][]byte{{}, {0xff}} },
+	} {
+		m, err := Learned{}.message()
+		if err != nil {
+			t.Fatal(err)
+		}
+		if l, err := learnedFrom(overTheWire[pb.LearnReply](t, m)); err != nil || l.Profile != nil {
+			t.Fatalf("an empty answer: %+v, %v", l, err)
+		}
+		spoil(m)
+		if _, err := learnedFrom(m); err == nil || !hopeless(err) || !strings.Contains(err.Error(), what) {
+			t.Errorf("%s: %v", what, err)
+		}
 	}
 }
 

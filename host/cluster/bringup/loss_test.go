@@ -236,9 +236,10 @@ func TestExecutorDeath(t *testing.T) {
 // A load that fails aborts the loads of all others.
 func TestLoadFailure(t *testing.T) {
 	model := testModel(t)
-	canceled := make(chan struct{})
+	loading, canceled := make(chan struct{}), make(chan struct{})
 	first := startPeer(t, "peer-0", model, "127.0.0.1:0", func(_ *PeerConfig, r *toyRuntime) {
 		r.gate = func(ctx context.Context, _ partition.StageAssignment) error {
+			close(loading)
 			<-ctx.Done()
 			close(canceled)
 			return context.Cause(ctx)
@@ -246,6 +247,7 @@ func TestLoadFailure(t *testing.T) {
 	})
 	second := startPeer(t, "peer-1", model, "127.0.0.1:0", func(_ *PeerConfig, r *toyRuntime) {
 		r.gate = func(context.Context, partition.StageAssignment) error {
+			<-loading // else there would be nothing to abort
 			return sdk.Errorf(sdk.CodeCorrupt, "tensor layers.4.decay is cut short")
 		}
 	})

@@ -26,20 +26,12 @@ type node struct {
 	at    cluster.Node
 
 	// Guarded by run.mu. What is opened is set only while the run is not over, so that its end finds all of it.
-	conn   *peerConn       // nil until it is reached
-	port   *stagelink.Port // nil before the link phase
-	report *pb.LoadReport
+	conn   *peerConn          // nil until it is reached
+	port   *stagelink.Port    // nil before the link phase
+	stage  pipeline.StageInfo // of what was loaded; empty before, and without an assignment
 	loaded sdk.LoadProgress
 	link   linked
 	seen   numbers
-}
-
-// numbers are what a peer last told of its stage.
-type numbers struct {
-	at             time.Time
-	busy           time.Duration
-	fraction       float64 // of the interval before at
-	sent, received int64
 }
 
 // peerConn is a control and a heartbeat connection to a peer.
@@ -127,7 +119,7 @@ func (n *node) learn(ctx context.Context) (*peerConn, error) {
 	if err != nil {
 		return nil, n.handshake(err)
 	}
-	rpc, err := dialRPC(control)
+	rpc, err := dialRPC(control, maxOffer, maxAnswer)
 	if err != nil {
 		return nil, errors.Join(err, control.Close())
 	}
@@ -146,7 +138,9 @@ func (n *node) learn(ctx context.Context) (*peerConn, error) {
 	if err != nil {
 		return failed(fromStatus(err))
 	}
-	c.learned = learnedFrom(reply)
+	if c.learned, err = learnedFrom(reply); err != nil {
+		return failed(err)
+	}
 	c.learned.Reached = control.RemoteAddr().String()
 	beats, err := r.dial.Connect(limited, []string{c.learned.Reached}, transport.Opening{Kind: transport.KindHeartbeat, Session: r.session}, n.same(control))
 	if err != nil {
@@ -254,19 +248,14 @@ func (n *node) told(f *pb.Failure) error {
 func (n *node) count(m *pb.Numbers, now time.Time) {
 	n.run.mu.Lock()
 	defer n.run.mu.Unlock()
-	busy := time.Duration(m.GetBusyNanos())
-	s := numbers{at: now, busy: busy, sent: m.GetLinkBytesSent(), received: m.GetLinkBytesReceived()}
-	if past := now.Sub(n.seen.at); !n.seen.at.IsZero() && past > 0 {
-		s.fraction = min(1, float64(busy-n.seen.busy)/float64(past))
-	}
-	n.seen = s
+	n.seen = n.seen.next(now, time.Duration(m.GetBusyNanos()), m.GetLinkBytesSent(), m.GetLinkBytesReceived())
 }
 
 // plugin names the executor; empty before the load.
 func (n *node) plugin() string {
 	n.run.mu.Lock()
 	defer n.run.mu.Unlock()
-	return n.report.GetPlugin()
+	return n.stage.Plugin
 }
 
 // stageError is the loss of the node's stage; run.mu is held.
@@ -274,7 +263,7 @@ func (n *node) stageError(err error) *pipeline.StageError {
 	if e, ok := errors.AsType[*pipeline.StageError](err); ok {
 		return e
 	}
-	return &pipeline.StageError{Stage: n.index, Node: n.at.ID, Plugin: n.report.GetPlugin(), Err: err}
+	return &pipeline.StageError{Stage: n.index, Node: n.at.ID, Plugin: n.stage.Plugin, Err: err}
 }
 
 // load has the peer load its stage, for as long as that makes progress.
@@ -298,20 +287,30 @@ func (n *node) load(ctx context.Context) error {
 			return fromStatus(err)
 		}
 		timer.Reset(r.cfg.LoadTimeout)
-		r.mu.Lock()
-		if p := event.GetProgress(); p != nil {
-			n.loaded = sdk.LoadProgress{Loaded: p.GetLoaded(), Total: p.GetTotal(), Tensor: p.GetTensor()}
+		done, err := n.take(event)
+		if err != nil {
+			return err
 		}
-		report := event.GetReport()
-		if report != nil {
-			n.report = report
-		}
-		r.mu.Unlock()
-		if report != nil {
-			r.log.Info("a stage is loaded", "node", n.at.ID, "bytes", report.GetWeightBytes(), "plugin", report.GetPlugin())
+		if done {
+			r.log.Info("a stage is loaded", "node", n.at.ID, "bytes", n.stage.Loaded.WeightBytes, "plugin", n.stage.Plugin)
 			return nil
 		}
 	}
+}
+
+// take takes in an event of the load; the report is the last.
+func (n *node) take(event *pb.ActivateEvent) (done bool, err error) {
+	var d decoder
+	n.run.mu.Lock()
+	defer n.run.mu.Unlock()
+	switch e := event.GetEvent().(type) {
+	case *pb.ActivateEvent_Progress:
+		d.read(e.Progress, &n.loaded)
+	case *pb.ActivateEvent_Report:
+		d.read(e.Report.GetReport(), &n.stage.Loaded)
+		n.stage.Plugin, done = e.Report.GetPlugin(), true
+	}
+	return done, d.refusal()
 }
 
 // openData opens the connection for orders.
@@ -327,13 +326,15 @@ func (n *node) openData(ctx context.Context) error {
 	if r.roster.cause != nil {
 		return errors.Join(r.roster.cause, c.Close())
 	}
-	n.port = stagelink.NewPort(c, n.index, r.epoch, stagelink.Config{})
+	n.port = stagelink.NewPort(c, n.index, r.epoch, stagelink.Config{MaxMessage: maxOrder})
 	return nil
 }
 
 func (n *node) remoteStage(a partition.StageAssignment) pipeline.RemoteStage {
+	info := n.stage
+	info.StageAssignment = a
 	return pipeline.RemoteStage{
-		Port: n.port, Info: pipeline.StageInfo{StageAssignment: a, Plugin: n.plugin(), Loaded: reportFrom(n.report)},
+		Port: n.port, Info: info,
 		Busy: func() time.Duration {
 			n.run.mu.Lock()
 			defer n.run.mu.Unlock()
@@ -389,7 +390,7 @@ func (n *node) status() StageStatus {
 	r := n.run
 	out := StageStatus{
 		Stage: n.index, Node: n.at.ID, Address: n.at.Address, Phase: r.roster.phases[n.index], Health: "ok",
-		WeightBytes: n.report.GetWeightBytes(), Plugin: n.report.GetPlugin(), Loaded: n.loaded.Loaded, LoadTotal: n.loaded.Total,
+		WeightBytes: n.stage.Loaded.WeightBytes, Plugin: n.stage.Plugin, Loaded: n.loaded.Loaded, LoadTotal: n.loaded.Total,
 		LinkAddress: n.link.address, LinkRoundTrip: n.link.roundTrip,
 		BusyFraction: n.seen.fraction, Sent: n.seen.sent, Received: n.seen.received,
 	}

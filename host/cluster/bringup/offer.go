@@ -140,17 +140,22 @@ func (o *offer) check(name, version string, have *Inspection, device sdk.Device,
 	if err := o.checkConfig(); err != nil {
 		return err
 	}
-	budget := deviceBudget(headroom, device, 1)
-	if stated := o.self().memory; stated > 0 {
-		budget = stated
-		if device.TotalMemory > 0 {
-			budget = min(budget, device.TotalMemory)
-		}
-	}
-	if need := plan.Stages[o.stage].Load.Total(); need > budget {
+	if need, budget := plan.Stages[o.stage].Load.Total(), o.budget(device, headroom); need > budget {
 		return cluster.RefuseMemory(need, budget)
 	}
 	return nil
+}
+
+// budget is what the stage may use of this peer's device, whatever other stages do there.
+func (o *offer) budget(device sdk.Device, headroom partition.Headroom) int64 {
+	stated := o.self().memory
+	switch {
+	case stated <= 0:
+		return deviceBudget(headroom, device, 1)
+	case device.TotalMemory > 0:
+		return min(stated, device.TotalMemory)
+	}
+	return stated
 }
 
 // checkConfig refuses a TOML that does not say what the offer says.

@@ -197,7 +197,7 @@ func (p *Peer) serveControl(ctx context.Context, c *transport.Conn) {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	s := newSession(ctx, p, c)
-	server := serveRPC(c, func(g *grpc.Server) { pb.RegisterPeerServer(g, &controlServer{s: s}) })
+	server := serveRPC(c, maxOffer, maxAnswer, func(g *grpc.Server) { pb.RegisterPeerServer(g, &controlServer{s: s}) })
 	silent := time.AfterFunc(learnTimeout, s.loseUnopened)
 	defer silent.Stop()
 	select {

@@ -14,11 +14,12 @@ import (
 
 // Refusals beside those of package cluster.
 const (
-	CodeOrder  cluster.Code = "out-of-order" // a message that does not fit the phase
-	CodeConfig cluster.Code = "cluster-file" // the cluster's TOML is no good to the peer
-	CodeStage  cluster.Code = "stage"        // the executor could not be started, or did not load
-	CodeNode   cluster.Code = "node-id"      // two peers call themselves the same
-	CodeLink   cluster.Code = "stage-link"   // no connection to the next stage, or one that fails its self-test
+	CodeOrder   cluster.Code = "out-of-order" // a message that does not fit the phase
+	CodeMessage cluster.Code = "bad-message"  // a message that no peer of this version sends
+	CodeConfig  cluster.Code = "cluster-file" // the cluster's TOML is no good to the peer
+	CodeStage   cluster.Code = "stage"        // the executor could not be started, or did not load
+	CodeNode    cluster.Code = "node-id"      // two peers call themselves the same
+	CodeLink    cluster.Code = "stage-link"   // no connection to the next stage, or one that fails its self-test
 )
 
 // NodeError says which node a bring-up, or a cluster that ran, failed at.

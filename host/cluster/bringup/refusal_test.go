@@ -250,8 +250,21 @@ func TestStatus(t *testing.T) {
 	if s := got.Stages[0]; s.LinkAddress != peers[1].address || s.LinkRoundTrip <= 0 {
 		t.Errorf("%+v", s)
 	}
-	if p := ask(peers[1].address); p.Role != "stage" || p.Phase != PhaseReady || len(p.Stages) != 1 || p.Stages[0].Stage != 1 || p.Stages[0].Received == 0 {
-		t.Errorf("%+v", p)
+	p := ask(peers[1].address)
+	if p.Role != "stage" || p.Phase != PhaseReady || len(p.Stages) != 1 {
+		t.Fatalf("%+v", p)
+	}
+	budget := deviceBudget(partition.DefaultHeadroom(), sdk.Device{TotalMemory: 1 << 30, FreeMemory: 1 << 30}, 1)
+	if s, of := p.Stages[0], got.Stages[1]; s.Stage != 1 || s.Received == 0 || s.BudgetBytes != budget || s.KVBudget != of.KVBudget || s.WeightBytes != of.WeightBytes || s.Layers != of.Layers {
+		t.Errorf("%+v, the coordinator %+v", s, of)
+	}
+	for begin := time.Now(); ask(peers[1].address).Stages[0].BusyFraction == 0; { // which is of a short interval
+		if _, err := greedy(t.Context(), running.Pipeline, testPrompt, 8); err != nil {
+			t.Fatal(err)
+		}
+		if time.Since(begin) > 10*time.Second {
+			t.Fatal("a peer that computes tells that it is idle")
+		}
 	}
 	cancel()
 	if err := <-served; err != nil {

@@ -11,12 +11,26 @@ import (
 	"google.golang.org/grpc/credentials/insecure"
 )
 
+// What messages may have, in bytes. A list of empty parts becomes about a hundred times its size in memory, so none may have
+// more than the largest cluster needs.
 const (
-	// maxMessage bounds a control message. The largest is a profile of some hundred layers.
-	maxMessage = 4 << 20
-	// partingTimeout bounds the wait for the last answers of a control connection to leave.
-	partingTimeout = 2 * time.Second
+	maxOffer  = 2 << 20   // of a coordinator: an offer names every stage with its addresses, and has the cluster's TOML
+	maxAnswer = 256 << 10 // of a peer: a profile, executors, and a model's files of weights
+	maxStatus = 1 << 20   // of any node: a line of each stage
+	maxAsk    = 4 << 10   // of a tool
+	// maxHeaders holds a refusal, whose texts are clipped.
+	maxHeaders = 64 << 10
+	// maxCalls is how many calls of one connection run at once. A coordinator has at most three: it watches, waits for one
+	// thing, and aborts.
+	maxCalls = 8
 )
+
+// maxOrder bounds an order on a data connection, and its report, to what an executor takes in one message. The largest are
+// a prompt of some million tokens, and the token masks of some hundred sequences.
+const maxOrder = 16 << 20
+
+// partingTimeout bounds the wait for the last answers of a control connection to leave.
+const partingTimeout = 2 * time.Second
 
 // rpcServer serves gRPC on one connection that is there already.
 type rpcServer struct {
@@ -25,10 +39,11 @@ type rpcServer struct {
 	served chan struct{}
 }
 
-// serveRPC begins to serve on conn, which is secured: gRPC's own security would add nothing.
-func serveRPC(conn net.Conn, register func(*grpc.Server)) *rpcServer {
+// serveRPC begins to serve on conn, which is secured: gRPC's own security would add nothing. Requests and replies have the given
+// bytes at most.
+func serveRPC(conn net.Conn, maxRequest, maxReply int, register func(*grpc.Server)) *rpcServer {
 	r := &rpcServer{
-		server: grpc.NewServer(grpc.MaxRecvMsgSize(maxMessage), grpc.MaxSendMsgSize(maxMessage)),
+		server: grpc.NewServer(grpc.MaxRecvMsgSize(maxRequest), grpc.MaxSendMsgSize(maxReply), grpc.MaxHeaderListSize(maxHeaders), grpc.MaxConcurrentStreams(maxCalls)),
 		conn:   &watchedConn{Conn: conn, closed: make(chan struct{})}, served: make(chan struct{}),
 	}
 	register(r.server)
@@ -99,8 +114,8 @@ func (l *singleListener) Addr() net.Addr { return l.conn.LocalAddr() }
 // errUsed is what a client whose connection broke finds when it wants another.
 var errUsed = errors.New("the connection is closed")
 
-// dialRPC is a client on one connection that is there already. It never opens another.
-func dialRPC(conn net.Conn) (*grpc.ClientConn, error) {
+// dialRPC is a client on one connection that is there already. It never opens another. The limits are those of serveRPC.
+func dialRPC(conn net.Conn, maxRequest, maxReply int) (*grpc.ClientConn, error) {
 	once := make(chan net.Conn, 1)
 	once <- conn
 	return grpc.NewClient("passthrough:///node",
@@ -114,6 +129,7 @@ func dialRPC(conn net.Conn) (*grpc.ClientConn, error) {
 		}),
 		grpc.WithTransportCredentials(insecure.NewCredentials()), // the connection itself is secured
 		grpc.WithNoProxy(), grpc.WithIdleTimeout(0), grpc.WithDisableServiceConfig(), grpc.WithDisableRetry(),
-		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(maxMessage), grpc.MaxCallSendMsgSize(maxMessage)),
+		grpc.WithMaxHeaderListSize(maxHeaders),
+		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(maxReply), grpc.MaxCallSendMsgSize(maxRequest)),
 	)
 }

@@ -216,6 +216,7 @@ func (r *run) link(ctx context.Context) error {
 func (r *run) canary(ctx context.Context) error {
 	cfg := r.cfg.Shape.pipelineConfig(r.plan.Plan, r.plan.Profile, r.epoch)
 	cfg.KVBudgets = r.plan.KVBudgets
+	cfg.AnyPieces = r.nodes[0].conn.learned.Device.Kind == "cpu" // all are of one kind
 	remote := make([]pipeline.RemoteStage, len(r.nodes))
 	for i, n := range r.nodes {
 		remote[i] = n.remoteStage(r.plan.Stages[i])
@@ -269,7 +270,7 @@ func sendCanary(ctx context.Context, p *pipeline.Pipeline, vocab int) error {
 	if err := p.Reserve(ctx, sdk.Reservation{Seq: seq, Prompt: []int32{token}, MaxLen: 2}); err != nil {
 		return fmt.Errorf("canary: %w", err)
 	}
-	results, err := p.Step(ctx, []sdk.SeqStep{{Seq: seq, Tokens: []int32{token}, Prompt: true, Want: sdk.WantToken}})
+	results, err := p.Step(ctx, []sdk.SeqStep{{Seq: seq, Tokens: []int32{token}, Prompt: true, Want: sdk.WantToken, Logprob: true}})
 	if err != nil {
 		return fmt.Errorf("canary: %w", err)
 	}

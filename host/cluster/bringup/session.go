@@ -43,12 +43,14 @@ type session struct {
 	torn      chan struct{} // closed when nothing of the session is left but its control connection
 
 	// Guarded by peer.mu.
-	offer *offer
-	plan  *partition.Plan
-	stage *pipeline.Stage
-	load  sdk.LoadProgress
-	links [2]*stageLink // previous and next
-	link  linked
+	offer  *offer
+	plan   *partition.Plan
+	budget int64 // bytes that the stage had to fit in; partition.Unlimited where nothing is known
+	stage  *pipeline.Stage
+	load   sdk.LoadProgress
+	links  [2]*stageLink // previous and next
+	link   linked
+	seen   numbers // that the coordinator was told last
 }
 
 // linked is what the self-test of the link to the next stage found.
@@ -229,7 +231,7 @@ func (s *session) accept(ctx context.Context, o *offer) error {
 	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	s.offer, s.plan = o, plan
+	s.offer, s.plan, s.budget = o, plan, o.budget(device, p.cfg.headroom())
 	return nil
 }
 
@@ -331,7 +333,7 @@ func (s *session) connect(ctx context.Context) (linked, error) {
 	s.links, s.link = links, found
 	s.peer.mu.Unlock()
 	s.work.Go(func() { // the caller is counted
-		err := stagelink.ServeStage(s.ctx, s.stage, conns, stagelink.Config{})
+		err := stagelink.ServeStage(s.ctx, s.stage, conns, stagelink.Config{MaxMessage: maxOrder})
 		if err == nil {
 			err = errCoordinatorGone
 		}
@@ -399,7 +401,10 @@ func (s *session) status() []StageStatus {
 		Stage: s.offer.stage, Node: self.node, Address: self.address, Layers: self.layers, Health: "ok",
 		Phase: s.peer.assignment.phase, KVBudget: self.kvBudget, RoundTrip: s.heartbeat.RoundTrip(),
 		LinkAddress: s.link.address, LinkRoundTrip: s.link.roundTrip, Sent: sent, Received: received,
-		Loaded: s.load.Loaded, LoadTotal: s.load.Total,
+		BusyFraction: s.seen.fraction, Loaded: s.load.Loaded, LoadTotal: s.load.Total,
+	}
+	if s.budget < partition.Unlimited {
+		out.BudgetBytes = s.budget
 	}
 	if s.stage != nil {
 		info := s.stage.Info()

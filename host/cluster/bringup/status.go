@@ -31,12 +31,12 @@ type StageStatus struct {
 	Stage         int            `json:"stage"`
 	Node          string         `json:"node"`     // id in the cluster's TOML
 	Address       string         `json:"address"`  // as the operator gave it
-	Answered      string         `json:"answered"` // that it answered at; empty before
+	Answered      string         `json:"answered"` // that it answered the coordinator at, which alone knows; empty before
 	Layers        sdk.LayerRange `json:"layers"`   // half-open
 	Plugin        string         `json:"plugin"`
 	Phase         Phase          `json:"phase"`
 	Health        string         `json:"health"`       // "ok", or what is wrong
-	BudgetBytes   int64          `json:"budget_bytes"` // of its memory; 0 where nothing limits it
+	BudgetBytes   int64          `json:"budget_bytes"` // of its memory, which a coordinator shares out and a peer takes for its own; 0 where nothing limits it
 	WeightBytes   int64          `json:"weight_bytes"`
 	KVBudget      int64          `json:"kv_budget"`     // bytes; 0 where nothing limits it
 	RoundTrip     time.Duration  `json:"round_trip_ns"` // coordinator to stage and back
@@ -51,11 +51,11 @@ type StageStatus struct {
 
 func (s Status) message() *pb.NodeStatus {
 	return &pb.NodeStatus{
-		Cluster: s.Cluster, Node: s.Node, Version: s.Version, Role: s.Role, Phase: string(s.Phase), Epoch: s.Epoch, Model: s.Model, Failure: s.Failure,
+		Cluster: s.Cluster, Node: s.Node, Version: s.Version, Role: s.Role, Phase: string(s.Phase), Epoch: s.Epoch, Model: s.Model, Failure: clip(s.Failure),
 		Stages: each(s.Stages, func(t StageStatus) *pb.StageStatus {
 			return &pb.StageStatus{
 				Stage: int64(t.Stage), Node: t.Node, Address: t.Address, Answered: t.Answered, Start: int64(t.Layers.Start), End: int64(t.Layers.End),
-				Plugin: t.Plugin, Phase: string(t.Phase), Health: t.Health, BudgetBytes: t.BudgetBytes, WeightBytes: t.WeightBytes, KvBudget: t.KVBudget,
+				Plugin: t.Plugin, Phase: string(t.Phase), Health: clip(t.Health), BudgetBytes: t.BudgetBytes, WeightBytes: t.WeightBytes, KvBudget: t.KVBudget,
 				RoundTripNanos: int64(t.RoundTrip), LinkAddress: t.LinkAddress, LinkRoundTripNanos: int64(t.LinkRoundTrip),
 				BytesSent: t.Sent, BytesReceived: t.Received, BusyFraction: t.BusyFraction, LoadedBytes: t.Loaded, LoadTotalBytes: t.LoadTotal,
 			}
@@ -95,7 +95,7 @@ func (s *statusServer) Echo(_ context.Context, r *pb.EchoRequest) (*pb.EchoReply
 
 // serveStatus serves one status connection, until the tool or ctx ends it.
 func serveStatus(ctx context.Context, c *transport.Conn, status func() Status) {
-	server := serveRPC(c, func(g *grpc.Server) { pb.RegisterStatusServer(g, &statusServer{status: status}) })
+	server := serveRPC(c, maxAsk, maxStatus, func(g *grpc.Server) { pb.RegisterStatusServer(g, &statusServer{status: status}) })
 	select {
 	case <-server.closed():
 	case <-ctx.Done():
@@ -138,7 +138,7 @@ func Ask(ctx context.Context, d transport.Dialer, address string) (*Answer, erro
 		return nil, err
 	}
 	defer c.Close()
-	rpc, err := dialRPC(c)
+	rpc, err := dialRPC(c, maxAsk, maxStatus)
 	if err != nil {
 		return nil, err
 	}

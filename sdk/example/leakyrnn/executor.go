@@ -267,9 +267,11 @@ func (e *executor) choose(q *sdk.SeqStep, logits []float32, result *sdk.SeqResul
 	if err != nil {
 		return err
 	}
-	scores := logprobs(logits)
-	result.Token, result.Logprob = token, scores[token]
-	result.Top = topTokens(logits, scores, q.TopN)
+	result.Token = token
+	if q.Logprob || q.TopN > 0 {
+		scores := logprobs(logits)
+		result.Logprob, result.Top = scores[token], topTokens(logits, scores, q.TopN)
+	}
 	return nil
 }
 

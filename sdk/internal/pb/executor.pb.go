@@ -2164,6 +2164,7 @@ type SeqStep struct {
 	TopN          int64                  `protobuf:"varint,6,opt,name=top_n,json=topN,proto3" json:"top_n,omitempty"`
 	Targets       []int32                `protobuf:"varint,7,rep,packed,name=targets,proto3" json:"targets,omitempty"`
 	Allowed       []byte                 `protobuf:"bytes,8,opt,name=allowed,proto3" json:"allowed,omitempty"`
+	Logprob       bool                   `protobuf:"varint,9,opt,name=logprob,proto3" json:"logprob,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -2252,6 +2253,13 @@ func (x *SeqStep) GetAllowed() []byte {
 		return x.Allowed
 	}
 	return nil
+}
+
+func (x *SeqStep) GetLogprob() bool {
+	if x != nil {
+		return x.Logprob
+	}
+	return false
 }
 
 type StepResult struct {
@@ -3610,7 +3618,7 @@ const file_mlxcel_executor_v1_executor_proto_rawDesc = "" +
 	"\x02id\x18\x01 \x01(\x04R\x02id\x12\x12\n" +
 	"\x04slot\x18\x02 \x01(\x03R\x04slot\x12/\n" +
 	"\x04seqs\x18\x03 \x03(\v2\x1b.mlxcel.executor.v1.SeqStepR\x04seqs\x122\n" +
-	"\x06hidden\x18\x04 \x01(\v2\x1a.mlxcel.executor.v1.TensorR\x06hidden\"\xd4\x01\n" +
+	"\x06hidden\x18\x04 \x01(\v2\x1a.mlxcel.executor.v1.TensorR\x06hidden\"\xee\x01\n" +
 	"\aSeqStep\x12\x10\n" +
 	"\x03seq\x18\x01 \x01(\x04R\x03seq\x12\x10\n" +
 	"\x03pos\x18\x02 \x01(\x03R\x03pos\x12\x16\n" +
@@ -3619,7 +3627,8 @@ const file_mlxcel_executor_v1_executor_proto_rawDesc = "" +
 	"\x04want\x18\x05 \x01(\x0e2\x18.mlxcel.executor.v1.WantR\x04want\x12\x13\n" +
 	"\x05top_n\x18\x06 \x01(\x03R\x04topN\x12\x18\n" +
 	"\atargets\x18\a \x03(\x05R\atargets\x12\x18\n" +
-	"\aallowed\x18\b \x01(\fR\aallowed\"\xa8\x01\n" +
+	"\aallowed\x18\b \x01(\fR\aallowed\x12\x18\n" +
+	"\alogprob\x18\t \x01(\bR\alogprob\"\xa8\x01\n" +
 	"\n" +
 	"StepResult\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\x04R\x02id\x122\n" +
