@@ -22,14 +22,16 @@ type MeasureConfig struct {
 
 const (
 	defaultMeasureBudget = 5 * time.Second
-	measureRepeats       = 5
+	measureRepeats       = 3
+	measureTrials        = 3  // of a size, of which the shortest times count, as long as they take no more than a share of the budget
+	trialShare           = 4  // of the budget
 	measureRows          = 64 // of the prompt that is timed
 )
 
 // Length is the positions of a sequence that Measure needs: a prompt, then each size alone and with all stages at work.
 func (c MeasureConfig) Length() int {
 	sizes := bits.Len(uint(max(1, c.MaxBatch)))
-	return measureRows + 2*measureRepeats*sizes
+	return measureRows + 2*measureTrials*measureRepeats*sizes
 }
 
 // Measure times steps of 1, 2, 4, … sequences on an idle runtime, alone and with all stages at work, and rows of a
@@ -144,8 +146,27 @@ func (m *meter) promptRow() (time.Duration, error) {
 	return took / time.Duration(rows), nil
 }
 
-// size measures steps of so many sequences. smaller are the sizes measured before.
+// size measures steps of so many sequences. smaller are the sizes measured before. What else the machine does can only make
+// steps longer, so the shortest of the trials count.
 func (m *meter) size(batch int, smaller []Speed) (Speed, error) {
+	s, err := m.trial(batch)
+	for n := 1; err == nil && n < measureTrials && m.cfg.Clock.Now().Sub(m.began) < m.cfg.Budget/trialShare; n++ {
+		var again Speed
+		again, err = m.trial(batch)
+		s.Latency, s.Interval = min(s.Latency, again.Latency), min(s.Interval, again.Interval)
+	}
+	if s.Interval == 0 && len(smaller) > 0 { // as much shorter than alone as with the size before
+		last := smaller[len(smaller)-1]
+		s.Interval = time.Duration(float64(s.Latency) * float64(last.Interval) / float64(max(1, last.Latency)))
+	}
+	if s.Interval == 0 || s.Interval > s.Latency {
+		s.Interval = s.Latency
+	}
+	return s, err
+}
+
+// trial measures steps of so many sequences once; the interval is 0 where there are too few for all stages to be at work.
+func (m *meter) trial(batch int) (Speed, error) {
 	s := Speed{Batch: batch}
 	var alone []time.Duration
 	for range measureRepeats {
@@ -157,22 +178,12 @@ func (m *meter) size(batch int, smaller []Speed) (Speed, error) {
 	}
 	s.Latency = median(alone)
 	groups := min(m.cfg.Stages+1, len(m.seqs)/batch)
-	switch {
-	case m.cfg.Stages == 1:
-		s.Interval = s.Latency
-	case groups >= m.cfg.Stages: // all stages can be at work
-		interval, err := m.together(batch, groups)
-		if err != nil {
-			return s, err
-		}
-		s.Interval = min(s.Latency, interval)
-	case len(smaller) > 0: // as much shorter than alone as with the size before
-		last := smaller[len(smaller)-1]
-		s.Interval = time.Duration(float64(s.Latency) * float64(last.Interval) / float64(max(1, last.Latency)))
-	default:
-		s.Interval = s.Latency
+	if m.cfg.Stages == 1 || groups < m.cfg.Stages {
+		return s, nil
 	}
-	return s, nil
+	var err error
+	s.Interval, err = m.together(batch, groups)
+	return s, err
 }
 
 // together has groups of so many sequences step at the same time, and returns the time between the ends of their steps. It is

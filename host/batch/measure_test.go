@@ -3,6 +3,8 @@ package batch
 import (
 	"context"
 	"errors"
+	"reflect"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -37,6 +39,30 @@ func TestMeasure(t *testing.T) {
 			t.Errorf("%d groups for two stages that overlap", g)
 		}
 	})
+}
+
+// What else the machine does for a while makes no difference.
+func TestMeasureDisturbed(t *testing.T) {
+	measure := func(disturbed int32) (speeds *Speeds) {
+		synctest.Test(t, func(t *testing.T) {
+			rt := newFake(2)
+			var steps atomic.Int32
+			rt.onStep = func([]sdk.SeqStep) error {
+				if n := steps.Add(1); n > 8 && n <= disturbed { // the first eight are the prompts
+					time.Sleep(50 * time.Millisecond)
+				}
+				return nil
+			}
+			var err error
+			if speeds, err = Measure(t.Context(), rt, MeasureConfig{Stages: 2, MaxBatch: 8}); err != nil {
+				t.Fatal(err)
+			}
+		})
+		return speeds
+	}
+	if quiet, disturbed := measure(0), measure(20); !reflect.DeepEqual(quiet, disturbed) {
+		t.Errorf("measured %+v, disturbed %+v", quiet, disturbed)
+	}
 }
 
 func TestMeasureKeepsToItsBudget(t *testing.T) {

@@ -20,7 +20,7 @@ func inspect(t *testing.T, dir string) *sdk.ModelProfile {
 // What a config alone tells is what the headers tell, part by part.
 func TestPlanFromConfigAlone(t *testing.T) {
 	t.Run("kimi_k3-tiny-q4", func(t *testing.T) { planFromConfig(t, kimiTiny) })
-	eachCheckpoint(t, planFromConfig)
+	parity().Each(t, planFromConfig)
 }
 
 func planFromConfig(t *testing.T, dir string) { stagetest.PlanFromConfig(t, families(), dir, 0.02) }

@@ -17,7 +17,7 @@ func TestConformance(t *testing.T) {
 }
 
 func TestMissingTensors(t *testing.T) {
-	eachCheckpoint(t, func(t *testing.T, dir string) {
+	parity().Each(t, func(t *testing.T, dir string) {
 		stagetest.MissingTensors(t, families(), dir, "vision_tower", "audio_tower", "embed_vision", "embed_audio")
 	})
 }

@@ -1,7 +1,6 @@
 package main
 
 import (
-	"slices"
 	"testing"
 
 	"github.com/mlxcel/mlxcel/mlxshared/stage/stagetest"
@@ -25,25 +24,11 @@ var flips = map[string]int{
 	"gemma4_vlm-e2b-q4": 0, // the same model
 }
 
-func eachCheckpoint(t *testing.T, f func(t *testing.T, dir string)) {
-	stagetest.Each(t, parityRoot, slices.Concat(dense, routed), f)
+func parity() stagetest.Parity {
+	return stagetest.Parity{Families: families(), Root: parityRoot, Checkpoints: dense, Float32Only: routed, Flips: flips}
 }
 
-func TestTokensEqualGoldens(t *testing.T) {
-	eachCheckpoint(t, func(t *testing.T, dir string) { stagetest.Tokens(t, families(), dir) })
-}
-
-func TestFloat32LogitsEqualGoldens(t *testing.T) {
-	eachCheckpoint(t, func(t *testing.T, dir string) { stagetest.Float32Logits(t, families(), dir) })
-}
-
-func TestLogitsNearGoldens(t *testing.T) {
-	stagetest.Each(t, parityRoot, dense, func(t *testing.T, dir string) { stagetest.Logits(t, families(), dir, flips) })
-}
-
-func TestNoiseIsTheGoldens(t *testing.T) {
-	eachCheckpoint(t, func(t *testing.T, dir string) { stagetest.Noise(t, families(), dir) })
-}
+func TestParity(t *testing.T) { parity().Run(t) }
 
 // The three bits more of float16 bring every logit close to the golden in float32.
 func TestFloat16NearFloat32(t *testing.T) {
@@ -52,8 +37,4 @@ func TestFloat16NearFloat32(t *testing.T) {
 		worst := stagetest.Near(t, families(), dir, "golden_f32.json", sdk.DtypeFloat16, tolerance)
 		t.Logf("largest difference: %.4f standard deviations", worst)
 	})
-}
-
-func TestBitsDoNotDependOnTheRun(t *testing.T) {
-	eachCheckpoint(t, func(t *testing.T, dir string) { stagetest.Bits(t, families(), dir, sdk.DtypeAuto) })
 }

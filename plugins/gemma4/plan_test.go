@@ -19,7 +19,7 @@ func inspect(t *testing.T, dir string) *sdk.ModelProfile {
 
 // What a config alone tells is what the headers tell, part by part.
 func TestPlanFromConfigAlone(t *testing.T) {
-	eachCheckpoint(t, func(t *testing.T, dir string) { stagetest.PlanFromConfig(t, families(), dir, 0) })
+	parity().Each(t, func(t *testing.T, dir string) { stagetest.PlanFromConfig(t, families(), dir, 0) })
 }
 
 func TestLayerKinds(t *testing.T) {

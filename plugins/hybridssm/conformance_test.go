@@ -17,5 +17,5 @@ func TestConformance(t *testing.T) {
 }
 
 func TestMissingTensors(t *testing.T) {
-	eachCheckpoint(t, func(t *testing.T, dir string) { stagetest.MissingTensors(t, families(), dir, "vision_tower") })
+	parity().Each(t, func(t *testing.T, dir string) { stagetest.MissingTensors(t, families(), dir, "vision_tower") })
 }

@@ -22,7 +22,7 @@ func bare(t *testing.T, checkpoint string, changes map[string]any) string {
 
 // What a config alone tells is what the headers tell, part by part.
 func TestPlanFromConfigAlone(t *testing.T) {
-	eachCheckpoint(t, func(t *testing.T, dir string) { stagetest.PlanFromConfig(t, families(), dir, 0.02) })
+	parity().Each(t, func(t *testing.T, dir string) { stagetest.PlanFromConfig(t, families(), dir, 0.02) })
 }
 
 // Layers keep a cache of keys and values (32 bytes a head and position in 16 bits), or states of fixed size, or nothing.

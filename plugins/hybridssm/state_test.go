@@ -37,7 +37,7 @@ func TestForkAndTruncate(t *testing.T) {
 
 // A sequence holds what the profile says, from its first position on.
 func TestStateBytes(t *testing.T) {
-	eachCheckpoint(t, func(t *testing.T, dir string) {
+	parity().Each(t, func(t *testing.T, dir string) {
 		p := stagetest.Open(t, families(), dir, stagetest.Options{})
 		fixed, perToken := int64(0), int64(0)
 		for _, l := range inspect(t, dir).Layers {
@@ -64,7 +64,7 @@ func TestStateBytes(t *testing.T) {
 
 // A stage holds its own blocks' tensors and no others.
 func TestStagesHoldTheirOwn(t *testing.T) {
-	eachCheckpoint(t, func(t *testing.T, dir string) {
+	parity().Each(t, func(t *testing.T, dir string) {
 		profile := inspect(t, dir)
 		n := len(profile.Layers)
 		for cut := 1; cut < n; cut++ {

@@ -23,7 +23,7 @@ func isFault(err error, code sdk.Code, tensor string) bool {
 
 // What a config alone tells is what the headers tell, and both are what the checkpoint holds.
 func TestPlanFromConfigAlone(t *testing.T) {
-	eachCheckpoint(t, func(t *testing.T, dir string) {
+	parity().Each(t, func(t *testing.T, dir string) {
 		stagetest.PlanFromConfig(t, families(), dir, 0)
 		c, err := safetensors.Open(dir)
 		if err != nil {

@@ -4,7 +4,6 @@ import (
 	"testing"
 
 	"github.com/mlxcel/mlxcel/mlxshared/stage/stagetest"
-	"github.com/mlxcel/mlxcel/sdk"
 )
 
 const parityRoot = "../../testdata/parity"
@@ -24,29 +23,11 @@ var flips = map[string]int{
 	"glm4_moe-base-q4":   3, // 0.58, at 4 steps
 }
 
-func eachCheckpoint(t *testing.T, f func(t *testing.T, dir string)) {
-	stagetest.Each(t, parityRoot, checkpoints, f)
+func parity() stagetest.Parity {
+	return stagetest.Parity{Families: families(), Root: parityRoot, Checkpoints: checkpoints, Flips: flips}
 }
 
-func TestTokensEqualGoldens(t *testing.T) {
-	eachCheckpoint(t, func(t *testing.T, dir string) { stagetest.Tokens(t, families(), dir) })
-}
-
-func TestFloat32LogitsEqualGoldens(t *testing.T) {
-	eachCheckpoint(t, func(t *testing.T, dir string) { stagetest.Float32Logits(t, families(), dir) })
-}
-
-func TestLogitsNearGoldens(t *testing.T) {
-	eachCheckpoint(t, func(t *testing.T, dir string) { stagetest.Logits(t, families(), dir, flips) })
-}
-
-func TestNoiseIsTheGoldens(t *testing.T) {
-	eachCheckpoint(t, func(t *testing.T, dir string) { stagetest.Noise(t, families(), dir) })
-}
-
-func TestBitsDoNotDependOnTheRun(t *testing.T) {
-	eachCheckpoint(t, func(t *testing.T, dir string) { stagetest.Bits(t, families(), dir, sdk.DtypeAuto) })
-}
+func TestParity(t *testing.T) { parity().Run(t) }
 
 // Families that are published in block-scaled float8 take it.
 func TestFloat8(t *testing.T) {

@@ -34,6 +34,35 @@ func Each(t *testing.T, root string, patterns []string, f func(t *testing.T, dir
 	}
 }
 
+// Parity are the checkpoints of an executor, and how they are compared with mlx-lm's goldens.
+type Parity struct {
+	Families    []stage.Family
+	Root        string
+	Checkpoints []string       // patterns
+	Float32Only []string       // patterns of others, of which rounding alone flips most steps: no golden in 16 bits binds them
+	Flips       map[string]int // checkpoints that 16 bits flip at so many steps; see Flipped
+}
+
+// Each runs f as a subtest on every checkpoint.
+func (p Parity) Each(t *testing.T, f func(t *testing.T, dir string)) {
+	Each(t, p.Root, slices.Concat(p.Checkpoints, p.Float32Only), f)
+}
+
+// Run makes all comparisons.
+func (p Parity) Run(t *testing.T) {
+	compare := func(t *testing.T, dir string) {
+		t.Run("tokens", func(t *testing.T) { Tokens(t, p.Families, dir) })
+		t.Run("float32 logits", func(t *testing.T) { Float32Logits(t, p.Families, dir) })
+		t.Run("noise", func(t *testing.T) { Noise(t, p.Families, dir) })
+		t.Run("bits", func(t *testing.T) { Bits(t, p.Families, dir, sdk.DtypeAuto) })
+	}
+	Each(t, p.Root, p.Checkpoints, func(t *testing.T, dir string) {
+		compare(t, dir)
+		t.Run("logits", func(t *testing.T) { Logits(t, p.Families, dir, p.Flips) })
+	})
+	Each(t, p.Root, p.Float32Only, compare)
+}
+
 // Tokens compares greedy tokens in float32 with golden_f32.json, at 1, 2 and 3 stages and with prefill chunks of 1, 7
 // and 512.
 func Tokens(t *testing.T, families []stage.Family, dir string) {
