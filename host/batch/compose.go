@@ -98,7 +98,7 @@ func (c *core) groups(streams int) int {
 	if c.cfg.microBatch > 0 {
 		return (len(c.active) + c.cfg.microBatch - 1) / c.cfg.microBatch
 	}
-	return c.cfg.speeds.Groups(streams, c.cfg.stages)
+	return c.rounds.groups(streams)
 }
 
 // groupSize shares the streams out evenly. A given micro-batch size is filled.
@@ -171,7 +171,7 @@ func (c *core) room(others int) int {
 func (c *core) compose(now time.Time) bool {
 	l := c.survey()
 	s := c.shapeOf(l)
-	f := &flight{began: now}
+	f := &flight{began: now, streams: l.streams, groups: c.groups(l.streams)}
 	for _, j := range l.decode {
 		if len(f.pieces) == s.decodes {
 			break

@@ -27,6 +27,7 @@ type core struct {
 	turn       uint64 // counts who went to the back of the line
 	freed      uint64 // counts sequences released
 	pace       pace
+	rounds     rounds
 	service    mean // of the time that a request is active
 
 	halted   bool // there is no runtime
@@ -117,6 +118,8 @@ type flight struct {
 	prefill  int  // rows of prompts
 	mixed    bool // prompt rows were under way at the same time, here or in another flight
 	company  bool // another flight was under way at the same time
+	streams  int  // that there were, in so many groups
+	groups   int
 	expected time.Duration
 	aborted  bool
 	cancel   func() // of the step's context; the loop's
@@ -134,7 +137,10 @@ func (p piece) exclusive() bool { return p.want != sdk.WantNothing }
 
 // newCore makes one that has no runtime yet.
 func newCore(cfg coreConfig, ledger *kvledger.Ledger) *core {
-	return &core{cfg: cfg, ledger: ledger, halted: true, pace: newPace(cfg.speeds), counters: Counters{Rejections: map[Rejection]uint64{}}}
+	return &core{
+		cfg: cfg, ledger: ledger, halted: true, pace: newPace(cfg.speeds), counters: Counters{Rejections: map[Rejection]uint64{}},
+		rounds: rounds{speeds: cfg.speeds, stages: cfg.stages, sizes: map[int]*contest{}},
+	}
 }
 
 // decoding tells whether the job's next step yields a token from one row.
@@ -445,6 +451,9 @@ func (c *core) stepped(now time.Time, f *flight, results []sdk.SeqResult, err er
 		}
 	default:
 		c.pace.learn(f, c.lastStep)
+		if f.decodes > 0 && !f.aborted {
+			c.rounds.learn(f.streams, f.groups, c.lastStep, !f.mixed && f.prefill == 0)
+		}
 	}
 	for k, p := range f.pieces {
 		j := p.job

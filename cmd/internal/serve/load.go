@@ -79,7 +79,7 @@ func (p *program) warmUp(ctx context.Context, e *engine.Engine, cfg batch.Config
 		speeds, err = batch.Measure(ctx, e.Pipeline, measure)
 	}
 	if speeds == nil && err == nil {
-		p.log.Warn("the warm-up was left out, so steps run in one group: no stage has room for a sequence of so many tokens", "tokens", measure.Length())
+		p.log.Warn("the warm-up was left out, so steps run in one group at first: no stage has room for a sequence of so many tokens", "tokens", measure.Length())
 	}
 	return speeds, err
 }
