@@ -62,7 +62,7 @@ func (c *core) shapeOf(l load) shape {
 	}
 	if l.streams == 0 {
 		switch {
-		case len(c.flights) >= c.promptsInFlight():
+		case len(c.flights) >= schedule.PiecesInFlight(c.cfg.stages):
 		case l.soon: // it would stand behind a long piece
 			s.rows = min(c.spread(l), c.prefillRows(0))
 		default:
@@ -82,15 +82,6 @@ func (c *core) shapeOf(l load) shape {
 		s.rows = max(leastChunk, c.prefillRows(s.decodes)/min(groups, c.cfg.stages))
 	}
 	return s
-}
-
-// promptsInFlight is how many steps of prompts alone may be under way: one for each stage, and one that waits for the first
-// stage, so that it need not wait for news of the last.
-func (c *core) promptsInFlight() int {
-	if c.cfg.stages == 1 {
-		return 1
-	}
-	return c.cfg.stages + 1
 }
 
 // groups is how many steps with streams may be under way: what all that is active fills, where a size is given.

@@ -2,7 +2,6 @@ package batch
 
 import (
 	"math/bits"
-	"slices"
 	"time"
 )
 
@@ -93,9 +92,8 @@ func (w *window) median() time.Duration {
 	if n == 0 {
 		return 0
 	}
-	sorted := w.values
-	slices.Sort(sorted[:n])
-	return sorted[n/2]
+	values := w.values
+	return median(values[:n])
 }
 
 // mean is an exponentially weighted one.

@@ -289,17 +289,14 @@ func (p *Pipeline) NewSeq() sdk.SeqID { return sdk.SeqID(p.lastSeq.Add(1)) }
 func (p *Pipeline) PrefillChunk() int { return p.cfg.PrefillChunk }
 
 // PromptPieces returns the rows of the pieces in which a prompt of so many had best go through an idle pipeline, and how many
-// pieces fill it: one on each stage, and one that waits for the first so that it need not wait for news of the last.
+// pieces fill it.
 func (p *Pipeline) PromptPieces(rows int) (size, inFlight int) {
 	size, stages := p.cfg.PrefillChunk, len(p.c.stages)
-	if stages == 1 {
-		return size, 1
-	}
-	if p.cfg.AnyPieces {
+	if p.cfg.AnyPieces && stages > 1 {
 		pieces := schedule.PromptPieces(rows, stages, fixedRows)
 		size = min(size, (rows+pieces-1)/pieces)
 	}
-	return size, stages + 1
+	return size, schedule.PiecesInFlight(stages)
 }
 
 // KVBudgets returns the bytes that all sequences' state may use together on each stage, 0 for no limit; nil sets none on any.

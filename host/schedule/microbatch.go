@@ -23,6 +23,15 @@ func PromptPieces(rows, stages int, fixed float64) int {
 	return min(rows, max(1, int(math.Round(math.Sqrt(float64(stages-1)*float64(rows)/fixed)))))
 }
 
+// PiecesInFlight returns how many pieces of prompts fill the stages: one on each, and one that waits for the first, so that it
+// need not wait for news of the last.
+func PiecesInFlight(stages int) int {
+	if stages < 2 {
+		return 1
+	}
+	return stages + 1
+}
+
 // Split yields the half-open ranges [start, end) of the micro-batches of a batch, in order: each as large as it can
 // be with at most size sequences and at most maxRows rows. rows tells how many rows sequence i brings; a sequence
 // with more than maxRows makes a micro-batch of its own.
