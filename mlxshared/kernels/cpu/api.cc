@@ -63,6 +63,20 @@ void linear_task(void *context, int64_t begin, int64_t end, Worker &w) {
   c->ops->linear(c->job, begin * 16, last, w);
 }
 
+struct AddNormCall {
+  const Ops *ops;
+  BinaryJob add;
+  NormJob norm;
+};
+
+void add_norm_task(void *context, int64_t begin, int64_t end, Worker &) {
+  auto *c = static_cast<const AddNormCall *>(context);
+  for (int64_t r = begin; r < end; r++) { // row by row: the sum is read where it was just written
+    c->ops->binary(c->add, r * c->norm.dim, (r + 1) * c->norm.dim);
+    c->ops->rms_norm(c->norm, r, r + 1);
+  }
+}
+
 // Rows of x handled in one go: enough to pay for taking the weights apart, few enough for the second-level cache.
 int64_t rows_at_once(int64_t stride) {
   int64_t n = (int64_t(1) << 18) / stride;
@@ -169,6 +183,14 @@ void mk_rms_norm(mk_pool *p, const void *x, mk_dtype xt, const void *weight, mk_
       &call);
 }
 
+void mk_add_rms_norm(mk_pool *p, const void *x, const void *y, mk_dtype t, const void *weight, mk_dtype wt,
+                     float weight_offset, float eps, int64_t rows, int64_t dim, void *sum, void *norm) {
+  AddNormCall call = {p->ops,
+                      {MK_ADD, bytes(x), bytes(y), t, rows * dim, bytes(sum)},
+                      {bytes(sum), t, bytes(weight), wt, weight_offset, eps, dim, bytes(norm)}};
+  run(p->team, rows, grain(p, rows, 2 * dim), add_norm_task, &call);
+}
+
 void mk_rope(mk_pool *p, const void *x, mk_dtype xt, const int32_t *pos, const float *inv_freq, int64_t rows, int heads,
              int head_dim, int rot_dim, float scale, int traditional, void *y) {
   Call<RopeJob> call = {
@@ -189,6 +211,17 @@ void mk_silu_mul(mk_pool *p, const void *gate, const void *up, mk_dtype t, int64
       [](void *c, int64_t begin, int64_t end, Worker &) {
         auto *call = static_cast<const Call<SiluMulJob> *>(c);
         call->ops->silu_mul(call->job, begin, end);
+      },
+      &call);
+}
+
+void mk_binary(mk_pool *p, mk_binary_op op, const void *a, const void *b, mk_dtype t, int64_t n, int64_t period, void *y) {
+  Call<BinaryJob> call = {p->ops, {op, bytes(a), bytes(b), t, period, bytes(y)}};
+  run(
+      p->team, n, grain(p, n, 1, 16),
+      [](void *c, int64_t begin, int64_t end, Worker &) {
+        auto *call = static_cast<const Call<BinaryJob> *>(c);
+        call->ops->binary(call->job, begin, end);
       },
       &call);
 }

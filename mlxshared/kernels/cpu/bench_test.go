@@ -93,6 +93,37 @@ func BenchmarkLinear(b *testing.B) {
 	}
 }
 
+// BenchmarkDecode runs the matrices of SmolLM2-135M's layers in turn, as a decode step of m rows does: together they are
+// larger than the caches, so that scales come from memory too.
+func BenchmarkDecode(b *testing.B) {
+	r := source("bench")
+	var matrices []*cpu.Matrix
+	weights, products := 0, 0
+	for range 30 {
+		for _, shape := range [][2]int{{576, 576}, {192, 576}, {192, 576}, {576, 576}, {1536, 576}, {1536, 576}, {576, 1536}} {
+			w := matrix(r, layout{cpu.Affine, 4, 32}, cpu.F16, shape[0], shape[1], false)
+			matrices = append(matrices, w)
+			weights += len(w.Data) + len(w.Scales) + len(w.Biases)
+			products += w.Rows * w.Cols
+		}
+	}
+	for _, m := range []int{1, 3, 4, 8} {
+		x, y := encode(cpu.F16, normals(r, m*1536, 1)), make([]byte, 2*m*1536)
+		b.Run(fmt.Sprintf("m%d", m), func(b *testing.B) {
+			benchISAs(b, func(b *testing.B, p *cpu.Pool) {
+				for b.Loop() {
+					for _, w := range matrices {
+						p.Linear(w, nil, cpu.F32, x, cpu.F16, y, m)
+					}
+				}
+				perSecond := float64(b.N) / b.Elapsed().Seconds() / 1e9
+				b.ReportMetric(perSecond*float64(2*m*products), "GFLOP/s")
+				b.ReportMetric(perSecond*float64(weights), "GB/s")
+			})
+		})
+	}
+}
+
 // BenchmarkAttention: SmolLM2's heads; rows at the end of the context.
 func BenchmarkAttention(b *testing.B) {
 	for _, dt := range []cpu.DType{cpu.F32, cpu.F16, cpu.BF16} {
@@ -131,11 +162,23 @@ func BenchmarkRows(b *testing.B) {
 	r := source("bench")
 	x := encode(cpu.F16, normals(r, 1536, 1))
 	weight, y := encode(cpu.F16, normals(r, 1536, 1)), make([]byte, len(x))
+	step := encode(cpu.F16, normals(r, 4*576, 1)) // of four rows
+	sum := make([]byte, len(step))
 	shape := cpu.RoPE{Heads: 9, HeadDim: 64, RotDim: 64, Scale: 1, InvFreq: inverseFrequencies(64, 10000)}
 	benchISAs(b, func(b *testing.B, p *cpu.Pool) {
 		b.Run("norm576", func(b *testing.B) {
 			for b.Loop() {
 				p.RMSNorm(x, cpu.F16, weight, cpu.F16, 0, 1e-5, 1, 576, y)
+			}
+		})
+		b.Run("addnorm576", func(b *testing.B) {
+			for b.Loop() {
+				p.AddRMSNorm(x, weight, cpu.F16, weight, cpu.F16, 0, 1e-5, 1, 576, sum, y)
+			}
+		})
+		b.Run("add2304", func(b *testing.B) {
+			for b.Loop() {
+				p.Binary(cpu.Add, step, step, cpu.F16, 2304, 2304, sum)
 			}
 		})
 		b.Run("rope9x64", func(b *testing.B) {

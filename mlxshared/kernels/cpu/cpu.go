@@ -1,7 +1,7 @@
 // Package cpu owns the CPU kernels of the operations that carry a transformer's work; kernels.h is their contract.
 //
-// The Go side is thin: it hands slices to the C functions. MLX primitives call the C functions directly and import this
-// package only so that it is linked.
+// The Go side is thin: it hands slices to the C functions. The back end on these kernels calls the C functions directly and
+// imports this package only so that it is linked.
 package cpu
 
 /*
@@ -189,6 +189,13 @@ func (p *Pool) RMSNorm(x []byte, xt DType, weight []byte, wt DType, weightOffset
 		C.int64_t(rows), C.int64_t(dim), pointer(y))
 }
 
+// AddRMSNorm writes sum = x + y, rounded to t, and norm = RMSNorm of that sum. sum may be x or y; weight may be nil.
+func (p *Pool) AddRMSNorm(x, y []byte, t DType, weight []byte, wt DType, weightOffset, eps float32, rows, dim int,
+	sum, norm []byte) {
+	C.mk_add_rms_norm(p.p, pointer(x), pointer(y), C.mk_dtype(t), pointer(weight), C.mk_dtype(wt), C.float(weightOffset),
+		C.float(eps), C.int64_t(rows), C.int64_t(dim), pointer(sum), pointer(norm))
+}
+
 // RoPE describes a rotary embedding.
 type RoPE struct {
 	Heads, HeadDim, RotDim int
@@ -211,6 +218,20 @@ func (p *Pool) RoPE(r RoPE, x []byte, xt DType, pos []int32, y []byte) {
 // SiluMul writes y = silu(gate) * up over n elements.
 func (p *Pool) SiluMul(gate, up []byte, t DType, n int, y []byte) {
 	C.mk_silu_mul(p.p, pointer(gate), pointer(up), C.mk_dtype(t), C.int64_t(n), pointer(y))
+}
+
+// BinaryOp is an operation on two elements.
+type BinaryOp int
+
+// The operations of Binary.
+const (
+	Add BinaryOp = C.MK_ADD
+	Mul BinaryOp = C.MK_MUL
+)
+
+// Binary writes y[i] = a[i] op b[i % period] over n elements. period divides n; y may be a.
+func (p *Pool) Binary(op BinaryOp, a, b []byte, t DType, n, period int, y []byte) {
+	C.mk_binary(p.p, C.mk_binary_op(op), pointer(a), pointer(b), C.mk_dtype(t), C.int64_t(n), C.int64_t(period), pointer(y))
 }
 
 // BlockPositions is the number of positions of a KV block.

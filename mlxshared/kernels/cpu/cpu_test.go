@@ -574,6 +574,87 @@ func TestSiluMul(t *testing.T) {
 	})
 }
 
+func TestBinary(t *testing.T) {
+	inf, nan := float32(math.Inf(1)), float32(math.NaN())
+	edges := []float32{0, float32(math.Copysign(0, -1)), inf, -inf, nan, 65504, -65504, 3e38, -3e38, 1e-40, 6e-8}
+	ops := map[cpu.BinaryOp]func(a, b float32) float32{cpu.Add: add32, cpu.Mul: mul32}
+	pools(t, func(t *testing.T, p *cpu.Pool) {
+		r := source("binary")
+		for _, dt := range dtypes {
+			for _, shape := range [][2]int{
+				{0, 1}, {1, 1}, {15, 15}, {16, 16}, {17, 17}, {100003, 100003}, // each its own
+				{17, 1}, {100003, 1}, // a scalar
+				{9 * 16, 16}, {12 * 3, 3}, {5 * 17, 17}, {300 * 576, 576}, {100 * 1001, 1001}, // rows
+			} {
+				n, period := shape[0], shape[1]
+				edgy := func(n int) []byte {
+					v := normals(r, n, 4)
+					for i := range v {
+						if r.IntN(5) == 0 {
+							v[i] = edges[r.IntN(len(edges))]
+						}
+					}
+					return unaligned(encode(dt, v))
+				}
+				a, b := edgy(n), edgy(period)
+				wideA, wideB := decode(dt, a), decode(dt, b)
+				for op, f := range ops {
+					want := make([]float32, n)
+					for i := range want {
+						want[i] = f(wideA[i], wideB[i%period])
+					}
+					what := fmt.Sprintf("op %d, %v, %d by %d", op, dt, n, period)
+					y := unaligned(make([]byte, len(a)))
+					p.Binary(op, a, b, dt, n, period, y)
+					equal(t, what, dt, y, encode(dt, want))
+					copy(y, a)
+					p.Binary(op, y, b, dt, n, period, y)
+					equal(t, what+" in place", dt, y, encode(dt, want))
+				}
+			}
+		}
+	})
+}
+
+func TestAddRMSNorm(t *testing.T) {
+	inf, nan := float32(math.Inf(1)), float32(math.NaN())
+	pools(t, func(t *testing.T, p *cpu.Pool) {
+		r := source("add norm")
+		for _, dt := range dtypes {
+			for _, wt := range dtypes {
+				for _, dim := range []int{1, 15, 16, 17, 576, 1000} {
+					for _, rows := range []int{0, 1, 3, 100} {
+						v := normals(r, rows*dim, 3)
+						copy(v, []float32{inf, nan}[:min(len(v), r.IntN(3))])
+						x, y := unaligned(encode(dt, v)), unaligned(encode(dt, normals(r, rows*dim, 3)))
+						var weight []byte
+						var wide []float32
+						if r.IntN(3) > 0 {
+							weight = unaligned(encode(wt, normals(r, dim, 1)))
+							wide = decode(wt, weight)
+						}
+						sums, other := decode(dt, x), decode(dt, y)
+						for i := range sums {
+							sums[i] = add32(sums[i], other[i])
+						}
+						wantSum, offset := encode(dt, sums), float32(r.IntN(2))
+						want := encode(dt, rmsNorm(decode(dt, wantSum), wide, offset, 1e-5, dim))
+						what := fmt.Sprintf("%v, weight %v, dim %d, %d rows", dt, wt, dim, rows)
+						sum, norm := unaligned(make([]byte, len(x))), unaligned(make([]byte, len(x)))
+						p.AddRMSNorm(x, y, dt, weight, wt, offset, 1e-5, rows, dim, sum, norm)
+						equal(t, what+": sum", dt, sum, wantSum)
+						equal(t, what+": norm", dt, norm, want)
+						clear(norm)
+						p.AddRMSNorm(x, y, dt, weight, wt, offset, 1e-5, rows, dim, x, norm)
+						equal(t, what+": sum in place", dt, x, wantSum)
+						equal(t, what+": norm in place", dt, norm, want)
+					}
+				}
+			}
+		}
+	})
+}
+
 // TestElementary measures the reference's functions against float64; the kernels equal the reference bit for bit.
 func TestElementary(t *testing.T) {
 	r := source("elementary")

@@ -16,4 +16,5 @@
 
 static const Ops kOps = {paired,   widen, linear,   embed,             dequantize,     rms_norm,
                          rope,     silu_mul, attention_partial, attention_unit, attention_span, attention_merge,
-                         &kMoeOps, &kRecurrentOps, index_scores, gelu_mul, softcap};
+                         &kMoeOps, &kRecurrentOps, index_scores, gelu_mul, softcap,
+                         binary};

@@ -150,10 +150,12 @@ static bool paired(const mk_matrix &w) {
   return pairs;
 }
 
-// Some neighbouring rows of a matrix with their scales widened.
+// Some neighbouring rows of a matrix with their scales as stored and widened.
 struct Rows {
   const uint8_t *data;
   int64_t bytes; // of a row
+  const uint8_t *stored_scales, *stored_biases;
+  int64_t scale_bytes; // of a row's scales, and of its biases
   const float *scales, *biases;
   int64_t groups; // of a row; 0 when dense
   int shift;      // steps to groups, log2
@@ -164,29 +166,33 @@ static void widen_scales(const mk_matrix &w, int64_t begin, int64_t n, Worker &w
   rows->data = static_cast<const uint8_t *>(w.data) + begin * rows->bytes;
   if (w.format == MK_DENSE)
     return;
-  int64_t first = begin * rows->groups, count = n * rows->groups;
+  const int64_t count = n * rows->groups;
+  rows->stored_scales = static_cast<const uint8_t *>(w.scales) + begin * rows->scale_bytes;
   float *scales = scratch(worker, kScratchScales, round16(count));
   rows->scales = scales;
   if (w.format == MK_AFFINE) {
+    rows->stored_biases = static_cast<const uint8_t *>(w.biases) + begin * rows->scale_bytes;
     float *biases = scratch(worker, kScratchBiases, round16(count));
     rows->biases = biases;
-    widen(static_cast<const uint8_t *>(w.scales) + first * item_size(w.dtype), w.dtype, count, false, scales);
-    widen(static_cast<const uint8_t *>(w.biases) + first * item_size(w.dtype), w.dtype, count, false, biases);
+    widen(rows->stored_scales, w.dtype, count, false, scales);
+    widen(rows->stored_biases, w.dtype, count, false, biases);
     return;
   }
-  rows->biases = scales; // not used
-  const uint8_t *bytes = static_cast<const uint8_t *>(w.scales) + first;
+  rows->stored_biases = rows->stored_scales; // not used
+  rows->biases = scales;                     // nor these
   const uint32_t *table = w.format == MK_NVFP4 ? kScaleBits.e4m3 : kScaleBits.e8m0;
   for (int64_t i = 0; i < count; i++)
-    scales[i] = float_of(table[bytes[i]]);
+    scales[i] = float_of(table[rows->stored_scales[i]]);
 }
 
 static Rows rows_of(const mk_matrix &w) {
   Rows r = {};
   r.bytes = row_bytes(w);
   r.cols = w.cols;
-  if (w.format != MK_DENSE)
+  if (w.format != MK_DENSE) {
     r.groups = w.cols / w.group;
+    r.scale_bytes = r.groups * (w.format == MK_AFFINE ? item_size(w.dtype) : 1);
+  }
   for (int g = w.group; w.format == MK_AFFINE && g > 32; g /= 2)
     r.shift++;
   return r;
@@ -250,6 +256,15 @@ __attribute__((always_inline)) static inline void fetch(const uint8_t *at, int64
     __builtin_prefetch(at + i, 0, 3);
 }
 
+// The same for scales and biases, which are read for a block at a time: asks for those of n rows of the next block.
+template <class F> __attribute__((always_inline)) static inline void fetch_scales(const Rows &w, int64_t row, int64_t n) {
+  if constexpr (!kIsDense<F>) {
+    const int64_t at = (kBlock + row) * w.scale_bytes;
+    fetch(w.stored_scales + at, n * w.scale_bytes);
+    fetch(w.stored_biases + at, n * w.scale_bytes);
+  }
+}
+
 // m rows of x side by side: sixteen columns of each in turn, so that one pointer reaches them all.
 static void interleave(const float *x, int64_t x_stride, int64_t m, float *out) {
   for (int64_t k = 0; k < x_stride; k += 16)
@@ -267,6 +282,7 @@ static inline void fused(const Rows &w, int64_t row, const float *x, float *out)
   const uint8_t *data = w.data + row * w.bytes;
   const int64_t steps = w.cols / (16 * F::kChunks);
   const int64_t step_bytes = steps ? R * w.bytes / steps : 0; // these rows' data, read once more in one piece
+  fetch_scales<F>(w, row, R);
   for (int64_t step = 0; step < steps; step++) {
     fetch(data + kFetchAhead + step * step_bytes, step_bytes);
     typename F::Scale scale[R];

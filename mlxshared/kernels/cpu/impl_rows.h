@@ -190,3 +190,36 @@ template <class T> static void silu_mul_as(const SiluMulJob &j, int64_t begin, i
 static void silu_mul(const SiluMulJob &j, int64_t begin, int64_t end) {
   with_type(j.dtype, [&](auto x) { silu_mul_as<TypeOf<decltype(x)>>(j, begin, end); });
 }
+
+// Calls f with the operation's function.
+template <class F> static inline void with_op(mk_binary_op op, F f) {
+  switch (op) {
+  case MK_ADD:
+    return f([](V16 a, V16 b) { return add(a, b); });
+  case MK_MUL:
+    return f([](V16 a, V16 b) { return mul(a, b); });
+  }
+}
+
+template <class T, class Op> static void binary_as(const BinaryJob &j, int64_t begin, int64_t end, Op op) {
+  const T *a = reinterpret_cast<const T *>(j.a), *b = reinterpret_cast<const T *>(j.b);
+  T *y = reinterpret_cast<T *>(j.y);
+  if (j.period == 1) {
+    float scalar[16];
+    store(scalar, load_n(b, 1));
+    for (int64_t i = begin; i < end; i += 16)
+      put(y + i, op(get(a + i, end - i), set1(scalar[0])), end - i);
+    return;
+  }
+  for (int64_t i = begin; i < end;) {
+    const int64_t at = i % j.period, n = end - i < j.period - at ? end - i : j.period - at;
+    for (int64_t k = 0; k < n; k += 16)
+      put(y + i + k, op(get(a + i + k, n - k), get(b + at + k, n - k)), n - k);
+    i += n;
+  }
+}
+static void binary(const BinaryJob &j, int64_t begin, int64_t end) {
+  with_type(j.dtype, [&](auto t) {
+    with_op(j.op, [&](auto op) { binary_as<TypeOf<decltype(t)>>(j, begin, end, op); });
+  });
+}

@@ -77,6 +77,10 @@ void mk_embed(mk_pool *, const mk_matrix *w, const int32_t *ids, int64_t n, void
 void mk_rms_norm(mk_pool *, const void *x, mk_dtype xt, const void *weight, mk_dtype wt, float weight_offset, float eps,
                  int64_t rows, int64_t dim, void *y);
 
+// sum = x + y, rounded to t, and norm = mk_rms_norm of that sum. sum may be x or y.
+void mk_add_rms_norm(mk_pool *, const void *x, const void *y, mk_dtype t, const void *weight, mk_dtype wt,
+                     float weight_offset, float eps, int64_t rows, int64_t dim, void *sum, void *norm);
+
 // Rotary embedding of x [rows, heads, head_dim] by each row's absolute position. inv_freq [rot_dim/2] holds the angle
 // per position; scale multiplies the rotated part of the input (yarn's mscale; 1 otherwise). traditional rotates
 // neighbours (2i, 2i+1), else halves (i, i + rot_dim/2). Elements past rot_dim are copied. x and y may alias.
@@ -85,6 +89,12 @@ void mk_rope(mk_pool *, const void *x, mk_dtype xt, const int32_t *pos, const fl
 
 // y[i] = silu(gate[i]) * up[i].
 void mk_silu_mul(mk_pool *, const void *gate, const void *up, mk_dtype t, int64_t n, void *y);
+
+typedef enum { MK_ADD = 0, MK_MUL = 1 } mk_binary_op;
+
+// y[i] = a[i] op b[i % period], in float32, rounded once. period divides n: n pairs every element with its own, a row's
+// length repeats a row, 1 repeats a scalar. y may be a.
+void mk_binary(mk_pool *, mk_binary_op op, const void *a, const void *b, mk_dtype t, int64_t n, int64_t period, void *y);
 
 // Keys and values of one sequence in one layer, in blocks of MK_KV_BLOCK positions that never move.
 #define MK_KV_BLOCK 64

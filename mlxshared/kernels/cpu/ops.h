@@ -59,6 +59,14 @@ struct SiluMulJob {
   unsigned char *y;
 };
 
+struct BinaryJob {
+  mk_binary_op op;
+  const unsigned char *a, *b;
+  mk_dtype dtype;
+  int64_t period; // of b
+  unsigned char *y;
+};
+
 struct SoftcapJob {
   const unsigned char *x;
   mk_dtype dtype;
@@ -170,6 +178,7 @@ struct Ops {
   void (*index_scores)(const IndexJob &, int64_t row, const KvView &, int64_t block, float *out, Worker &);
   void (*gelu_mul)(const SiluMulJob &, int64_t begin, int64_t end); // over elements
   void (*softcap)(const SoftcapJob &, int64_t begin, int64_t end);  // over elements
+  void (*binary)(const BinaryJob &, int64_t begin, int64_t end);    // over elements
 };
 
 // Null when this build or this machine lacks it.
