@@ -1,248 +1,87 @@
-// The back end on our CPU kernels: each operation is one MLX primitive, so the rest of MLX works around it.
-#include <algorithm>
-
+// The back end on our CPU kernels.
 #include "block_cache.h"
-#include "kernel_primitive.h"
+#include "kernel_backend.h"
 
 namespace mlxcel {
 
 namespace {
 
-class Linear final : public WeightPrimitive {
+class KernelBackend final : public Backend, KernelOps {
  public:
-  using WeightPrimitive::WeightPrimitive;
-  const char* name() const override { return "linear"; }
-
-  void eval_cpu(const Arrays& in, Arrays& out) override {
-    allocate(out[0]);
-    size_t i = 1;
-    const void* x = dense(in[0]);
-    mk_matrix w = weight(in, i);
-    const void* bias = i < in.size() ? dense(in[i]) : nullptr;
-    mk_dtype bias_type = bias ? kernel_dtype(in[i].dtype()) : MK_F32;
-    encoder().dispatch([pool = pool_, w, bias, bias_type, x, t = kernel_dtype(in[0].dtype()), y = out[0].data<void>(),
-                        rows = static_cast<int64_t>(in[0].size()) / w.cols] {
-      mk_linear(pool.get(), &w, bias, bias_type, x, t, y, rows);
-    });
-  }
-};
-
-class Embedding final : public WeightPrimitive {
- public:
-  using WeightPrimitive::WeightPrimitive;
-  const char* name() const override { return "embedding"; }
-
-  void eval_cpu(const Arrays& in, Arrays& out) override {
-    allocate(out[0]);
-    size_t i = 1;
-    auto* ids = static_cast<const int32_t*>(dense(in[0]));
-    mk_matrix w = weight(in, i);
-    encoder().dispatch([pool = pool_, w, ids, n = static_cast<int64_t>(in[0].size()), y = out[0].data<void>(),
-                        t = kernel_dtype(out[0].dtype())] {
-      for (int64_t i = 0; i < n; i++)
-        if (ids[i] < 0 || ids[i] >= w.rows)
-          throw std::out_of_range(format("embedding: id %d, want 0 to %lld", ids[i], static_cast<long long>(w.rows) - 1));
-      mk_embed(pool.get(), &w, ids, n, y, t);
-    });
-  }
-};
-
-class RmsNorm final : public KernelPrimitive {
- public:
-  RmsNorm(mc::Stream s, Pool pool, float eps, float offset)
-      : KernelPrimitive(s, std::move(pool)), eps_(eps), offset_(offset) {}
-  const char* name() const override { return "rms_norm"; }
-
-  void eval_cpu(const Arrays& in, Arrays& out) override {
-    allocate(out[0]);
-    const void* x = dense(in[0]);
-    const void* weight = in.size() > 1 ? dense(in[1]) : nullptr;
-    int64_t dim = in[0].shape(-1);
-    encoder().dispatch([pool = pool_, x, t = kernel_dtype(in[0].dtype()), weight,
-                        wt = weight ? kernel_dtype(in[1].dtype()) : MK_F32, offset = offset_, eps = eps_, dim,
-                        rows = static_cast<int64_t>(in[0].size()) / dim, y = out[0].data<void>()] {
-      mk_rms_norm(pool.get(), x, t, weight, wt, offset, eps, rows, dim, y);
-    });
-  }
-
- private:
-  float eps_, offset_;
-};
-
-template <class T>
-void add_rows(const void* a, const void* b, void* sum, size_t n) {
-  auto *x = static_cast<const T*>(a), *y = static_cast<const T*>(b);
-  auto* z = static_cast<T*>(sum);
-  for (size_t i = 0; i < n; i++) z[i] = static_cast<T>(static_cast<float>(x[i]) + static_cast<float>(y[i]));
-}
-
-class AddRmsNorm final : public KernelPrimitive {
- public:
-  AddRmsNorm(mc::Stream s, Pool pool, float eps, float offset)
-      : KernelPrimitive(s, std::move(pool)), eps_(eps), offset_(offset) {}
-  const char* name() const override { return "add_rms_norm"; }
-
-  void eval_cpu(const Arrays& in, Arrays& out) override {
-    allocate(out[0]);
-    allocate(out[1]);
-    const void *x = dense(in[0]), *y = dense(in[1]);
-    const void* weight = in.size() > 2 ? dense(in[2]) : nullptr;
-    int64_t dim = in[0].shape(-1);
-    encoder().dispatch([pool = pool_, x, y, t = kernel_dtype(in[0].dtype()), weight,
-                        wt = weight ? kernel_dtype(in[2].dtype()) : MK_F32, offset = offset_, eps = eps_, dim,
-                        n = in[0].size(), sum = out[0].data<void>(), norm = out[1].data<void>()] {
-      switch (t) {
-        case MK_F32: add_rows<float>(x, y, sum, n); break;
-        case MK_F16: add_rows<mc::float16_t>(x, y, sum, n); break;
-        case MK_BF16: add_rows<mc::bfloat16_t>(x, y, sum, n); break;
-      }
-      mk_rms_norm(pool.get(), sum, t, weight, wt, offset, eps, static_cast<int64_t>(n) / dim, dim, norm);
-    });
-  }
-
- private:
-  float eps_, offset_;
-};
-
-class Rotary final : public KernelPrimitive {
- public:
-  Rotary(mc::Stream s, Pool pool, const Rope& rope) : KernelPrimitive(s, std::move(pool)), rope_(rope) {}
-  const char* name() const override { return "rope"; }
-
-  void eval_cpu(const Arrays& in, Arrays& out) override {
-    allocate_or_donate(in[0], out[0]);
-    const void* x = dense(in[0]);
-    auto* pos = static_cast<const int32_t*>(dense(in[1]));
-    auto* inv_freq = static_cast<const float*>(dense(in[2]));
-    encoder().dispatch([pool = pool_, r = rope_, x, t = kernel_dtype(in[0].dtype()), pos, inv_freq,
-                        rows = static_cast<int64_t>(in[0].shape(0)), y = out[0].data<void>()] {
-      mk_rope(pool.get(), x, t, pos, inv_freq, rows, r.heads, r.head_dim, r.rot_dim, r.scale, r.traditional, y);
-    });
-  }
-
- private:
-  Rope rope_;
-};
-
-class SiluMul final : public KernelPrimitive {
- public:
-  using KernelPrimitive::KernelPrimitive;
-  const char* name() const override { return "silu_mul"; }
-
-  void eval_cpu(const Arrays& in, Arrays& out) override {
-    allocate(out[0]);
-    const void *gate = dense(in[0]), *up = dense(in[1]);
-    encoder().dispatch([pool = pool_, gate, up, t = kernel_dtype(in[0].dtype()), n = static_cast<int64_t>(in[0].size()),
-                        y = out[0].data<void>()] { mk_silu_mul(pool.get(), gate, up, t, n, y); });
-  }
-};
-
-class CachedAttention final : public KernelPrimitive {
- public:
-  CachedAttention(mc::Stream s, Pool pool, const Attention& spec, bool append, std::vector<BlockSegment> segments)
-      : KernelPrimitive(s, std::move(pool)), heads_(spec.heads), scale_(spec.scale), window_(spec.window),
-        softcap_(spec.softcap), chunk_(spec.chunk), append_(append), sinks_(spec.sinks.has_value()), segments_(std::move(segments)) {}
-  const char* name() const override { return "attention"; }
-
-  // Inputs: q, then k and v if it appends, then sinks if there are any, then the attentions to run after.
-  void eval_cpu(const Arrays& in, Arrays& out) override {
-    allocate(out[0]);
-    size_t i = 0;
-    const void* q = dense(in[i++]);
-    const char *k = nullptr, *v = nullptr;
-    size_t k_row = 0, v_row = 0; // bytes
-    if (append_) {
-      k_row = in[i].nbytes() / in[i].shape(0);
-      k = static_cast<const char*>(dense(in[i++]));
-    }
-    if (append_ && !segments_[0].cache->latent) {
-      v_row = in[i].nbytes() / in[i].shape(0);
-      v = static_cast<const char*>(dense(in[i++]));
-    }
-    auto* sinks = sinks_ ? static_cast<const float*>(dense(in[i++])) : nullptr;
-    encoder().dispatch([pool = pool_, q, t = kernel_dtype(in[0].dtype()), k, v, k_row, v_row, sinks, heads = heads_,
-                        scale = scale_, window = window_, softcap = softcap_, chunk = chunk_, segments = std::move(segments_),
-                        y = out[0].data<void>()] {
-      std::vector<mk_segment> parts = appended(segments, k, k_row, v, v_row);
-      auto n = static_cast<int64_t>(parts.size());
-      if (chunk > 0)
-        mk_chunked_attention(pool.get(), q, t, heads, scale, chunk, parts.data(), n, y);
-      else
-        mk_attention(pool.get(), q, t, heads, scale, window, softcap, sinks, parts.data(), n, y);
-    });
-  }
-
- private:
-  int heads_;
-  float scale_;
-  int64_t window_;
-  float softcap_;
-  int64_t chunk_;
-  bool append_, sinks_;
-  std::vector<BlockSegment> segments_;
-};
-
-class KernelBackend final : public Backend {
- public:
-  KernelBackend(mc::Stream s, Pool pool) : stream_(s), pool_(std::move(pool)) {}
+  using KernelOps::KernelOps;
 
   array linear(const array& x, const Matrix& w, const std::optional<array>& bias) override {
     mc::Shape shape = x.shape();
     shape.back() = w.rows;
-    Arrays inputs{x};
-    WeightInputs::append(w, inputs);
-    if (bias) inputs.push_back(*bias);
-    return array(std::move(shape), x.dtype(), std::make_shared<Linear>(stream_, pool_, w), std::move(inputs));
+    array in = dense(x), y = fresh(std::move(shape), x.dtype());
+    KernelMatrix m = dense(w);
+    auto b = dense(bias);
+    mk_linear(pool(), &m.kernel, data(b), b ? kernel_dtype(*b) : MK_F32, in.data<void>(), kernel_dtype(in), y.data<void>(),
+              static_cast<int64_t>(in.size()) / w.cols);
+    return y;
   }
 
   array embedding(const array& ids, const Matrix& w, mc::Dtype dtype) override {
     mc::Shape shape = ids.shape();
     shape.push_back(w.cols);
-    Arrays inputs{ids};
-    WeightInputs::append(w, inputs);
-    return array(std::move(shape), dtype, std::make_shared<Embedding>(stream_, pool_, w), std::move(inputs));
+    array in = dense(ids), y = fresh(std::move(shape), dtype);
+    KernelMatrix m = dense(w);
+    auto* id = in.data<int32_t>();
+    for (size_t i = 0; i < in.size(); i++)
+      if (id[i] < 0 || id[i] >= w.rows) throw std::out_of_range(format("id %d, want 0 to %d", id[i], w.rows - 1));
+    mk_embed(pool(), &m.kernel, id, in.size(), y.data<void>(), kernel_dtype(y));
+    return y;
   }
 
   array rms_norm(const array& x, const std::optional<array>& weight, float eps, float offset) override {
-    Arrays inputs{x};
-    if (weight) inputs.push_back(*weight);
-    return array(x.shape(), x.dtype(), std::make_shared<RmsNorm>(stream_, pool_, eps, offset), std::move(inputs));
+    array in = dense(x), y = fresh(x.shape(), x.dtype());
+    auto w = dense(weight);
+    mk_rms_norm(pool(), in.data<void>(), kernel_dtype(in), data(w), w ? kernel_dtype(*w) : MK_F32, offset, eps,
+                static_cast<int64_t>(in.size()) / in.shape(-1), in.shape(-1), y.data<void>());
+    return y;
   }
 
-  Arrays add_rms_norm(const array& x, const array& y, const std::optional<array>& weight, float eps,
-                      float offset) override {
-    Arrays inputs{x, y};
-    if (weight) inputs.push_back(*weight);
-    return array::make_arrays({x.shape(), x.shape()}, {x.dtype(), x.dtype()},
-                              std::make_shared<AddRmsNorm>(stream_, pool_, eps, offset), inputs);
+  Arrays add_rms_norm(const array& x, const array& y, const std::optional<array>& weight, float eps, float offset) override {
+    array a = dense(x), b = dense(y), sum = fresh(x.shape(), x.dtype()), norm = fresh(x.shape(), x.dtype());
+    auto w = dense(weight);
+    mk_add_rms_norm(pool(), a.data<void>(), b.data<void>(), kernel_dtype(a), data(w), w ? kernel_dtype(*w) : MK_F32, offset, eps,
+                    static_cast<int64_t>(a.size()) / a.shape(-1), a.shape(-1), sum.data<void>(), norm.data<void>());
+    return {sum, norm};
   }
 
-  array rope(const array& x, const array& pos, const array& inv_freq, const Rope& rope) override {
-    return array(x.shape(), x.dtype(), std::make_shared<Rotary>(stream_, pool_, rope), {x, pos, inv_freq});
+  array rope(const array& x, const array& pos, const array& inv_freq, const Rope& r) override {
+    array in = dense(x), at = dense(pos), rates = dense(inv_freq), y = fresh(x.shape(), x.dtype());
+    mk_rope(pool(), in.data<void>(), kernel_dtype(in), at.data<int32_t>(), rates.data<float>(), in.shape(0), r.heads, r.head_dim,
+            r.rot_dim, r.scale, r.traditional, y.data<void>());
+    return y;
   }
 
   array silu_mul(const array& gate, const array& up) override {
-    return array(gate.shape(), gate.dtype(), std::make_shared<SiluMul>(stream_, pool_), {gate, up});
+    array g = dense(gate), u = dense(up), y = fresh(gate.shape(), gate.dtype());
+    mk_silu_mul(pool(), g.data<void>(), u.data<void>(), kernel_dtype(g), g.size(), y.data<void>());
+    return y;
   }
 
   array attention(const array& q, const std::optional<array>& k, const std::optional<array>& v, const Attention& spec,
                   const std::vector<Segment>& segments) override {
-    Arrays inputs{q};
-    std::vector<BlockSegment> parts = block_segments(segments);
-    if (k) inputs.push_back(mc::astype(*k, segments[0].cache->dtype, stream_));
-    if (v) inputs.push_back(mc::astype(*v, segments[0].cache->dtype, stream_));
-    if (spec.sinks) inputs.push_back(*spec.sinks);
-    for (auto& g : parts) {
-      if (g.cache->last) inputs.push_back(*g.cache->last);
-    }
-    auto out = array({q.shape(0), spec.heads * spec.value_dim}, q.dtype(),
-                     std::make_shared<CachedAttention>(stream_, pool_, spec, k.has_value(), parts), std::move(inputs));
-    for (auto& g : parts) {
-      g.cache->last = out;
-      if (k) g.cache->length += g.rows;
-    }
-    return out;
+    const mc::Dtype held = cache_dtype(segments);
+    array query = dense(q), y = fresh({q.shape(0), spec.heads * spec.value_dim}, q.dtype());
+    std::optional<array> key, value, sinks = dense(spec.sinks);
+    if (k) key = dense_as(*k, held);
+    if (v) value = dense_as(*v, held);
+    auto parts = appended(segments, key ? &*key : nullptr, value ? &*value : nullptr);
+    const auto n = static_cast<int64_t>(parts.size());
+    if (spec.chunk > 0)
+      mk_chunked_attention(pool(), query.data<void>(), kernel_dtype(query), spec.heads, spec.scale, spec.chunk, parts.data(), n,
+                           y.data<void>());
+    else
+      mk_attention(pool(), query.data<void>(), kernel_dtype(query), spec.heads, spec.scale, spec.window, spec.softcap,
+                   static_cast<const float*>(data(sinks)), parts.data(), n, y.data<void>());
+    return y;
   }
+
+  array add(const array& a, const array& b) override { return elementwise(MK_ADD, a, b); }
+  array multiply(const array& a, const array& b) override { return elementwise(MK_MUL, a, b); }
 
   std::shared_ptr<Cache> new_cache(int kv_heads, int k_dim, int v_dim, mc::Dtype dtype) override {
     return std::make_shared<BlockCache>(kv_heads, k_dim, v_dim, dtype, false,
@@ -255,8 +94,17 @@ class KernelBackend final : public Backend {
   ActivationBackend& activation() override { return *activation_; }
 
  private:
-  mc::Stream stream_;
-  Pool pool_;
+  // What both operands' shapes and dtypes allow a kernel, MLX's graph otherwise: b is a's like, or repeats along a's first dimensions.
+  array elementwise(mk_binary_op op, const array& a, const array& b) {
+    if (a.ndim() < b.ndim()) return elementwise(op, b, a); // both operations commute
+    const bool suits = is_float(a.dtype()) && a.dtype() == b.dtype() && a.size() > 0 && b.size() > 0 &&
+                       std::equal(b.shape().begin(), b.shape().end(), a.shape().end() - b.ndim());
+    if (!suits) return op == MK_ADD ? mc::add(a, b, stream_) : mc::multiply(a, b, stream_);
+    array x = dense(a), y = dense(b), z = fresh(a.shape(), a.dtype());
+    mk_binary(pool(), op, x.data<void>(), y.data<void>(), kernel_dtype(x), x.size(), y.size(), z.data<void>());
+    return z;
+  }
+
   std::unique_ptr<MoeBackend> moe_ = make_kernel_moe(stream_, pool_);
   std::unique_ptr<RecurrentBackend> recurrent_ = make_kernel_recurrent(stream_, pool_);
   std::unique_ptr<LatentBackend> latent_ = make_kernel_latent(stream_, pool_);

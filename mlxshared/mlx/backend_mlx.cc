@@ -60,6 +60,9 @@ class MlxBackend final : public Backend {
     return mc::reshape(turned, x.shape(), s_);
   }
 
+  array add(const array& a, const array& b) override { return mc::add(a, b, s_); }
+  array multiply(const array& a, const array& b) override { return mc::multiply(a, b, s_); }
+
   array silu_mul(const array& gate, const array& up) override {
     return mc::multiply(mc::multiply(gate, mc::sigmoid(gate, s_), s_), up, s_);
   }

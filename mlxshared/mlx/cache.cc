@@ -57,7 +57,6 @@ mx_kv* mx_kv_new_latent(mx_stream* s, int k_dim, int v_dim, int dtype, char** er
 void mx_kv_free(mx_kv* kv) {
   kv->cache->abandon();
   forget(kv->stream->caches, kv);
-  if (kv->pending) forget(kv->stream->pending, kv);
   delete kv;
 }
 

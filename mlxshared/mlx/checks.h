@@ -12,8 +12,6 @@ namespace mlxcel {
     if (!(holds)) throw std::invalid_argument(message); \
   } while (false)
 
-inline bool is_float(mc::Dtype t) { return t == mc::float32 || t == mc::float16 || t == mc::bfloat16; }
-
 inline void want_float(const array& a, const char* name) {
   want(is_float(a.dtype()), format("%s is %s, want float32, float16 or bfloat16", name, describe(a).c_str()));
 }
@@ -31,8 +29,6 @@ void want_heads(const array&, const char* name, int rows, int width);
 Attention checked_attention(const mx_attention_spec&);
 // Segments that cover `rows` rows over caches that fit the attention; with append, the rows come after what they hold.
 std::vector<Segment> checked_segments(const mx_segment*, int n, int rows, bool append, const Attention&, mx_stream*);
-// The graph now being built writes the cache.
-void mark_pending(mx_kv*);
 
 } // namespace mlxcel
 #endif

@@ -72,11 +72,6 @@ Attention mlxcel::checked_attention(const mx_attention_spec& spec) {
   return a;
 }
 
-void mlxcel::mark_pending(mx_kv* kv) {
-  if (!kv->pending) kv->stream->pending.push_back(kv);
-  kv->pending = true;
-}
-
 // The number of columns that the packed row of a quantized matrix holds.
 static int unpacked_cols(int words, int bits) {
   int64_t cols = int64_t(words) * 32 / bits;
@@ -254,8 +249,6 @@ mx_array* mx_attention(mx_scope* s, mx_array* q, mx_array* k, mx_array* v, const
     want((v != nullptr) == (k != nullptr && !latent), latent ? "latent caches take no v" : "only one of k and v is given");
     if (k) want_heads(k->value, "k", rows, a.kv_heads * a.head_dim);
     if (v) want_heads(v->value, "v", rows, a.kv_heads * a.value_dim);
-    auto* out = s->own(s->stream->backend->attention(query, maybe(k), maybe(v), a, checked));
-    for (int i = 0; i < n; i++) mark_pending(segments[i].kv);
-    return out;
+    return s->own(s->stream->backend->attention(query, maybe(k), maybe(v), a, checked));
   });
 }

@@ -45,7 +45,6 @@ class Cache {
   virtual void truncate(int64_t len) = 0;    // first <= len <= length
   virtual void drop_before(int64_t pos) = 0; // advances first, at most to pos
   virtual std::shared_ptr<Cache> fork() = 0;
-  virtual void evaluated() {} // the graph built so far has run
   virtual void abandon() {}   // the handle is freed: let go of the graph
 
   const int kv_heads, k_dim, v_dim;
@@ -128,6 +127,8 @@ class Backend {
                                           float eps, float offset) = 0;
   virtual array rope(const array& x, const array& pos, const array& inv_freq, const Rope& rope) = 0;
   virtual array silu_mul(const array& gate, const array& up) = 0;
+  virtual array add(const array& a, const array& b) = 0; // these two broadcast and promote
+  virtual array multiply(const array& a, const array& b) = 0;
   // Without k and v the caches hold the rows already; with them, the caches' lengths grow here. Latent caches take no v.
   virtual array attention(const array& q, const std::optional<array>& k, const std::optional<array>& v,
                           const Attention& spec, const std::vector<Segment>& segments) = 0;
@@ -148,14 +149,17 @@ std::unique_ptr<ActivationBackend> make_mlx_activation(mc::Stream);
 std::string format(const char* spec, ...) __attribute__((format(printf, 1, 2)));
 std::string describe(const array&); // "float32[4,8]"
 mc::Dtype dtype_of(int number);
+inline bool is_float(mc::Dtype t) { return t == mc::float32 || t == mc::float16 || t == mc::bfloat16; }
 char* copy_message(const char*); // for a caller that frees it
+
+// Computes the arrays and what they depend on, and waits for them.
+void compute(mc::Stream, std::vector<array>);
 
 } // namespace mlxcel
 
 struct mx_kv {
   std::shared_ptr<mlxcel::Cache> cache;
   mx_stream* stream;
-  bool pending = false; // in stream->pending
 };
 
 struct mx_stream {
@@ -163,9 +167,7 @@ struct mx_stream {
   std::unique_ptr<mlxcel::Backend> backend;
   int scopes = 0;
   std::vector<mx_kv*> caches;
-  std::vector<mx_kv*> pending; // caches that the graph built since the last evaluation writes
   std::vector<mx_state*> states;
-  std::vector<mx_state*> pending_states; // likewise
 };
 
 struct mx_array {

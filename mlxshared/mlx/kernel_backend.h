@@ -1,14 +1,13 @@
-// What primitives on our CPU kernels are made of.
-#ifndef MLXCEL_MLX_KERNEL_PRIMITIVE_H
-#define MLXCEL_MLX_KERNEL_PRIMITIVE_H
+// What the back ends on our CPU kernels share: how they see arrays. Their operations run at once, on the caller's thread: kernels
+// take all of a processor, and a graph of them would only be built, walked and handed to another thread beside the work.
+#ifndef MLXCEL_MLX_KERNEL_BACKEND_H
+#define MLXCEL_MLX_KERNEL_BACKEND_H
 
 #include <cstring>
 
 #include "internal.h"
 #include "kernels.h"
 #include "mlx/allocator.h"
-#include "mlx/backend/cpu/encoder.h"
-#include "mlx/primitives.h"
 
 namespace mlxcel {
 
@@ -16,11 +15,15 @@ using Arrays = std::vector<array>;
 using Pool = std::shared_ptr<mk_pool>;
 
 inline mk_dtype kernel_dtype(mc::Dtype t) { return t == mc::float32 ? MK_F32 : t == mc::float16 ? MK_F16 : MK_BF16; }
+inline mk_dtype kernel_dtype(const array& a) { return kernel_dtype(a.dtype()); }
 
-inline void allocate(array& a) {
-  a.set_data(mc::allocator::malloc(a.nbytes()));
-  if (a.nbytes() > 0 && a.buffer().raw_ptr() == nullptr)
-    throw std::runtime_error(format("no memory for %zu bytes", a.nbytes()));
+// A row-major array for a kernel to fill.
+inline array fresh(mc::Shape shape, mc::Dtype dtype) {
+  size_t bytes = dtype.size();
+  for (int n : shape) bytes *= n;
+  auto buffer = mc::allocator::malloc(bytes);
+  if (bytes > 0 && mc::allocator::Buffer(buffer.buffer()).raw_ptr() == nullptr) throw std::runtime_error(format("no memory for %zu bytes", bytes));
+  return array(std::move(buffer), std::move(shape), dtype);
 }
 
 // Copies an array of any strides to a row-major one.
@@ -40,81 +43,58 @@ inline void copy_strided(const char* from, char* to, const mc::Shape& shape, con
   }
 }
 
-// A primitive that runs on a kernel pool.
-class KernelPrimitive : public mc::Primitive {
- public:
-  KernelPrimitive(mc::Stream s, Pool pool) : Primitive(s), pool_(std::move(pool)) {}
-  void eval_gpu(const Arrays&, Arrays&) override { throw std::runtime_error(std::string(name()) + " runs on the cpu only"); }
-
- protected:
-  mc::cpu::CommandEncoder& encoder() { return mc::cpu::get_command_encoder(stream()); }
-
-  // The elements of a, row-major: a's own, or those of a temporary that a task before this primitive's fills.
-  const void* dense(const array& a) {
-    if (a.flags().row_contiguous) return a.data<void>();
-    array copy(a.shape(), a.dtype(), nullptr, {});
-    allocate(copy);
-    auto& e = encoder();
-    e.add_temporary(copy);
-    e.dispatch([from = a.data<char>(), to = copy.data<char>(), shape = a.shape(), strides = a.strides(), item = a.itemsize()] {
-      copy_strided(from, to, shape, strides, item);
-    });
-    return copy.data<void>();
-  }
-
-  // Gives out the memory of in if nobody else needs it, else new memory. Only for kernels that work in place.
-  void allocate_or_donate(const array& in, array& out) {
-    if (in.is_donatable() && in.flags().row_contiguous && in.nbytes() == out.nbytes())
-      out.copy_shared_buffer(in);
-    else
-      allocate(out);
-  }
-
-  Pool pool_;
-};
-
-// The weight's inputs follow the primitive's own: w, then scales and biases as the format has them.
-struct WeightInputs {
-  explicit WeightInputs(const Matrix& m)
-      : kernel{static_cast<mk_format>(m.format), MK_F32, m.bits, m.group, m.rows, m.cols, nullptr, nullptr, nullptr} {
-    if (m.format == Format::dense) kernel.dtype = kernel_dtype(m.w.dtype());
-    if (m.format == Format::affine) kernel.dtype = kernel_dtype(m.scales->dtype());
-    mk_matrix probe = kernel; // the kernels look at the description; any address will do
-    probe.data = probe.scales = probe.biases = &probe;
-    if (const char* why = mk_matrix_check(&probe))
-      throw std::invalid_argument(format("%s weight [%d,%d], %d bits, group %d: %s", m.mode().c_str(), m.rows, m.cols, m.bits,
-                                         m.group, why));
-  }
-
-  static void append(const Matrix& m, Arrays& inputs) {
-    inputs.push_back(m.w);
-    if (m.scales) inputs.push_back(*m.scales);
-    if (m.biases) inputs.push_back(*m.biases);
-  }
-
+// A weight as kernels take it, and the arrays that it points into.
+struct KernelMatrix {
   mk_matrix kernel;
+  array data;
+  std::optional<array> scales, biases;
 };
 
 static_assert(int(Format::dense) == MK_DENSE && int(Format::affine) == MK_AFFINE && int(Format::mxfp4) == MK_MXFP4 &&
               int(Format::mxfp8) == MK_MXFP8 && int(Format::nvfp4) == MK_NVFP4);
 
-class WeightPrimitive : public KernelPrimitive {
+class KernelOps {
  public:
-  WeightPrimitive(mc::Stream s, Pool pool, const Matrix& m) : KernelPrimitive(s, std::move(pool)), weight_(m) {}
+  KernelOps(mc::Stream s, Pool pool) : stream_(s), pool_(std::move(pool)) {}
 
  protected:
-  // Takes the weight's arrays from inputs at i, and moves i past them.
-  mk_matrix weight(const Arrays& inputs, size_t& i) {
-    mk_matrix m = weight_.kernel;
-    m.data = dense(inputs[i++]);
-    if (m.format != MK_DENSE) m.scales = dense(inputs[i++]);
-    if (m.format == MK_AFFINE) m.biases = dense(inputs[i++]);
-    return m;
+  // The elements of a, row-major: a itself, if it is computed and lies so.
+  array dense(const array& a) const {
+    if (!a.is_available()) compute(stream_, {a});
+    if (a.flags().row_contiguous) return a;
+    array copy = fresh(a.shape(), a.dtype());
+    copy_strided(a.data<char>(), copy.data<char>(), a.shape(), a.strides(), a.itemsize());
+    return copy;
   }
 
- private:
-  WeightInputs weight_;
+  std::optional<array> dense(const std::optional<array>& a) const {
+    if (!a) return std::nullopt;
+    return dense(*a);
+  }
+
+  array dense_as(const array& a, mc::Dtype dtype) const { return dense(a.dtype() == dtype ? a : mc::astype(a, dtype, stream_)); }
+
+  KernelMatrix dense(const Matrix& m) const {
+    KernelMatrix w{{static_cast<mk_format>(m.format), MK_F32, m.bits, m.group, m.rows, m.cols, nullptr, nullptr, nullptr},
+                   dense(m.w), dense(m.scales), dense(m.biases)};
+    if (m.format == Format::dense) w.kernel.dtype = kernel_dtype(m.w);
+    if (m.format == Format::affine) w.kernel.dtype = kernel_dtype(*m.scales);
+    w.kernel.data = w.data.data<void>();
+    if (w.scales) w.kernel.scales = w.scales->data<void>();
+    if (w.biases) w.kernel.biases = w.biases->data<void>();
+    if (const char* why = mk_matrix_check(&w.kernel))
+      throw std::invalid_argument(format("%s weight [%d,%d], %d bits, group %d: %s", m.mode().c_str(), m.rows, m.cols, m.bits,
+                                         m.group, why));
+    return w;
+  }
+
+  mk_pool* pool() const { return pool_.get(); }
+
+  mc::Stream stream_;
+  Pool pool_;
 };
+
+inline const void* data(const std::optional<array>& a) { return a ? a->data<void>() : nullptr; }
 
 std::unique_ptr<MoeBackend> make_kernel_moe(mc::Stream, Pool);
 std::unique_ptr<RecurrentBackend> make_kernel_recurrent(mc::Stream, Pool);

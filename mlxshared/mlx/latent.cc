@@ -54,11 +54,6 @@ mx_array* mx_sparse_attention(mx_scope* s, mx_array* q, mx_array* k, const mx_at
     want(own[0].cache->latent && indexed[0].cache->latent, "sparse attention wants latent caches");
     for (auto& g : own) want(g.cache->first == 0, "sparse attention wants whole caches");
     for (auto& g : indexed) want(g.cache->first == 0, "sparse attention wants whole caches");
-    auto* out = s->own(s->stream->backend->latent().sparse_attention(query, key, a, own, index, indexed));
-    for (int i = 0; i < n; i++) {
-      mark_pending(segments[i].kv);
-      mark_pending(index_kv[i]);
-    }
-    return out;
+    return s->own(s->stream->backend->latent().sparse_attention(query, key, a, own, index, indexed));
   });
 }

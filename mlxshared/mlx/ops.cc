@@ -1,5 +1,6 @@
 // The general operations: thin calls of MLX's.
 #include "internal.h"
+#include "mlx/backend/common/utils.h"
 
 using namespace mlxcel;
 
@@ -9,11 +10,12 @@ const char* const binary_names[] = {"add",        "sub",     "mul",           "d
                                     "power",      "logaddexp", "equal",       "less",        "less_equal", "greater",
                                     "greater_equal", "logical_and", "logical_or", "matmul"};
 
-array binary(int op, const array& a, const array& b, mc::Stream s) {
+array binary(int op, const array& a, const array& b, mx_stream* stream) {
+  mc::Stream s = stream->stream;
   switch (op) {
-    case MX_ADD: return mc::add(a, b, s);
+    case MX_ADD: return stream->backend->add(a, b);
     case MX_SUB: return mc::subtract(a, b, s);
-    case MX_MUL: return mc::multiply(a, b, s);
+    case MX_MUL: return stream->backend->multiply(a, b);
     case MX_DIV: return mc::divide(a, b, s);
     case MX_MAXIMUM: return mc::maximum(a, b, s);
     case MX_MINIMUM: return mc::minimum(a, b, s);
@@ -56,11 +58,34 @@ array unary(int op, const array& a, mc::Stream s) {
   throw std::logic_error("unknown operation");
 }
 
+// Elements of a computed array, which need no graph: they lie in its memory, from offset on.
+array view_of(const array& a, const mc::Shape& shape, const mc::Strides& strides, int64_t offset) {
+  array out(shape, a.dtype(), nullptr, {});
+  auto [span, row_contiguous, col_contiguous] = mc::check_contiguity(out.shape(), strides);
+  size_t reach = out.size() > 0 ? 1 : 0; // elements from the first to the last
+  for (size_t i = 0; reach > 0 && i < out.ndim(); i++) reach += (out.shape(i) - 1) * strides[i];
+  array::Flags flags = a.flags();
+  flags.contiguous = span == reach;
+  flags.row_contiguous = row_contiguous;
+  flags.col_contiguous = col_contiguous;
+  out.copy_shared_buffer(a, strides, flags, reach, offset);
+  out.set_status(array::Status::available);
+  return out;
+}
+
+array reshape(const array& a, mc::Shape shape, mc::Stream s) {
+  array view = mc::reshape(a, std::move(shape), s);
+  if (!a.is_available() || !a.flags().row_contiguous) return view;
+  mc::Strides strides(view.ndim(), 1);
+  for (int i = static_cast<int>(view.ndim()) - 2; i >= 0; i--) strides[i] = strides[i + 1] * view.shape(i + 1);
+  return view_of(a, view.shape(), strides, 0);
+}
+
 const char* const shaped_names[] = {"reshape", "broadcast_to", "transpose", "squeeze", "expand_dims"};
 
 array shaped(int op, const array& a, const int* values, int n, mc::Stream s) {
   switch (op) {
-    case MX_RESHAPE: return mc::reshape(a, mc::Shape(values, values + n), s);
+    case MX_RESHAPE: return reshape(a, mc::Shape(values, values + n), s);
     case MX_BROADCAST_TO: return mc::broadcast_to(a, mc::Shape(values, values + n), s);
     case MX_TRANSPOSE: return n ? mc::transpose(a, std::vector<int>(values, values + n), s) : mc::transpose(a, s);
     case MX_SQUEEZE: return mc::squeeze(a, std::vector<int>(values, values + n), s);
@@ -106,7 +131,11 @@ array slice_checked(const array& a, const mc::Shape& start, const mc::Shape& sto
   for (size_t i = 0; i < a.ndim(); i++)
     if (start[i] < 0 || start[i] > stop[i] || stop[i] > a.shape(i))
       throw std::invalid_argument(format("[%d, %d) of dimension %zu, which has %d", start[i], stop[i], i, a.shape(i)));
-  return mc::slice(a, start, stop, s);
+  array view = mc::slice(a, start, stop, s);
+  if (!a.is_available()) return view;
+  int64_t offset = 0;
+  for (size_t i = 0; i < start.size(); i++) offset += start[i] * a.strides()[i];
+  return view_of(a, view.shape(), a.strides(), offset);
 }
 
 int checked_axis(const array& a, int axis) {
@@ -120,7 +149,7 @@ int checked_axis(const array& a, int axis) {
 
 mx_array* mx_binary(mx_scope* s, int op, mx_array* a, mx_array* b) {
   return guarded(s, binary_names[op], {a, b}, [&] {
-    return s->own(binary(op, need(a, "the left side"), need(b, "the right side"), s->stream->stream));
+    return s->own(binary(op, need(a, "the left side"), need(b, "the right side"), s->stream));
   });
 }
 

@@ -105,6 +105,61 @@ func TestShapes(t *testing.T) {
 	}
 }
 
+// Sums, products and views of computed arrays are made at once, those of a graph join it: with the same results, for MLX's
+// operations and for kernels that read them.
+func TestComputedAndNot(t *testing.T) {
+	r := newRand(3)
+	x, y := normals(r, 24), normals(r, 24)
+	tests := []struct {
+		name string
+		f    func(c *Scope, a, b Array) Array // a and b are [2,3,4]
+	}{
+		{"add", func(c *Scope, a, b Array) Array { return c.Add(a, b) }},
+		{"mul", func(c *Scope, a, b Array) Array { return c.Mul(a, b) }},
+		{"add a row", func(c *Scope, a, b Array) Array {
+			return c.Add(a, c.Reshape(c.Slice(b, []int{1, 1, 0}, []int{2, 2, 4}), 4))
+		}},
+		{"add to a row", func(c *Scope, a, b Array) Array {
+			return c.Add(c.Reshape(c.Slice(b, []int{0, 2, 0}, []int{1, 3, 4}), 4), a)
+		}},
+		{"mul by a scalar", func(c *Scope, a, b Array) Array { return c.Mul(c.Scalar(0.3, a.Dtype()), a) }},
+		{"mul by a column", func(c *Scope, a, b Array) Array { return c.Mul(a, c.SliceAxis(b, 2, 1, 2)) }},
+		{"mul two dtypes", func(c *Scope, a, b Array) Array { return c.Mul(a, c.AsType(b, Float32)) }},
+		{"add nothing", func(c *Scope, a, b Array) Array { return c.Add(c.SliceAxis(a, 0, 1, 1), c.SliceAxis(b, 0, 0, 0)) }},
+		{"add transposed", func(c *Scope, a, b Array) Array { return c.Add(c.Transpose(a), c.Transpose(b)) }},
+		{"rows", func(c *Scope, a, _ Array) Array { return c.SliceRows(a, 1, 2) }},
+		{"columns", func(c *Scope, a, _ Array) Array { return c.SliceAxis(a, 2, 1, 3) }},
+		{"columns of columns", func(c *Scope, a, _ Array) Array { return c.SliceAxis(c.SliceAxis(a, 2, 1, 4), 1, 1, 3) }},
+		{"reshaped columns", func(c *Scope, a, _ Array) Array { return c.Reshape(c.SliceAxis(a, 2, 1, 3), 4, 3) }},
+		{"columns of the reshaped", func(c *Scope, a, _ Array) Array { return c.SliceAxis(c.Reshape(a, 6, -1), 1, 2, 4) }},
+		{"a part of the transposed", func(c *Scope, a, _ Array) Array { return c.SliceAxis(c.Transpose(a), 0, 1, 3) }},
+		{"nothing", func(c *Scope, a, _ Array) Array { return c.Reshape(c.SliceAxis(a, 2, 4, 4), 3, 0) }},
+	}
+	eachBackend(t, func(t *testing.T, s *Stream) {
+		for _, dtype := range []Dtype{Float32, Float16, BFloat16} {
+			for _, test := range tests {
+				c := scope(t, s)
+				lazy := func(v []float32) Array { return c.AsType(c.FromFloat32s(v, 2, 3, 4), dtype) }
+				a, b := lazy(x), lazy(y)
+				if dtype == Float32 { // AsType gave the computed array back
+					a, b = c.Neg(c.Neg(a)), c.Neg(c.Neg(b))
+				}
+				want := test.f(c, a, b)
+				wantValues := values(t, c, want) // computes a and b
+				got := test.f(c, a, b)
+				if !equalInts(got.Shape(), want.Shape()) || got.Dtype() != want.Dtype() {
+					t.Errorf("%s of %s: %s%v, want %s%v", test.name, dtype, got.Dtype(), got.Shape(), want.Dtype(), want.Shape())
+				}
+				sameBits(t, test.name, values(t, c, got), wantValues)
+				sameBits(t, test.name+", within a graph", values(t, c, c.Neg(c.Neg(got))), wantValues)
+				if got.Size() > 0 {
+					sameBits(t, test.name+", for a kernel", values(t, c, c.SiluMul(got, got)), values(t, c, c.SiluMul(want, want)))
+				}
+			}
+		}
+	})
+}
+
 func TestReductions(t *testing.T) {
 	c := scope(t, open(t, Options{}))
 	a := c.FromFloat32s([]float32{3, 1, 2, -1, 4, 4}, 2, 3)

@@ -67,16 +67,6 @@ StateSegments checked(const mx_state_segment* segments, int n, int rows, int sta
   return out;
 }
 
-// Hands out an operation's result and notes the states that its evaluation will change.
-mx_array* changed(mx_scope* s, array out, const mx_state_segment* segments, int n) {
-  for (int i = 0; i < n; i++) {
-    auto* h = segments[i].state;
-    if (!h->pending) s->stream->pending_states.push_back(h);
-    h->pending = true;
-  }
-  return s->own(std::move(out));
-}
-
 RecurrentBackend& backend(mx_scope* s) { return s->stream->backend->recurrent(); }
 
 // Runs f and turns what it throws into a message.
@@ -105,7 +95,6 @@ mx_state* mx_state_new(mx_stream* s, int rows, int cols, int dtype, char** error
 void mx_state_free(mx_state* h) {
   h->state->abandon();
   forget(h->stream->states, h);
-  if (h->pending) forget(h->stream->pending_states, h);
   delete h;
 }
 
@@ -127,7 +116,7 @@ mx_array* mx_causal_conv(mx_scope* s, mx_array* x, mx_array* weight, mx_array* b
     want_numbers(w, "the weight", {w.shape(0), channels});
     if (bias) want_numbers(bias->value, "the bias", {channels});
     auto parts = checked(segments, n, rows, w.shape(0) - 1, channels, in.dtype(), s->stream);
-    return changed(s, backend(s).conv(in, w, maybe(bias), silu, parts), segments, n);
+    return s->own(backend(s).conv(in, w, maybe(bias), silu, parts));
   });
 }
 
@@ -145,7 +134,7 @@ mx_array* mx_selective_scan(mx_scope* s, mx_array* x, mx_array* dt, mx_array* b,
     want_rows(into, "b", rows, states);
     want_rows(from, "c", rows, states);
     auto parts = checked(segments, n, rows, states, channels, in.dtype(), s->stream);
-    return changed(s, backend(s).scan(in, delta, into, from, decay, direct, parts), segments, n);
+    return s->own(backend(s).scan(in, delta, into, from, decay, direct, parts));
   });
 }
 
@@ -165,7 +154,7 @@ mx_array* mx_ssm(mx_scope* s, mx_array* xbc, mx_array* dt, mx_array* a, mx_array
     want_numbers(direct, "the skip", {p.heads});
     want_numbers(bias, "dt's bias", {p.heads});
     auto parts = checked(segments, n, rows, p.heads * p.states, p.head_dim, mc::float32, s->stream);
-    return changed(s, backend(s).ssm(in, delta, decay, direct, bias, p, parts), segments, n);
+    return s->own(backend(s).ssm(in, delta, decay, direct, bias, p, parts));
   });
 }
 
@@ -185,7 +174,7 @@ mx_array* mx_gated_delta(mx_scope* s, mx_array* qkv, mx_array* gate, mx_array* b
     want_numbers(decay, "a", {p.value_heads});
     want_numbers(bias, "the gate's bias", {gates});
     auto parts = checked(segments, n, rows, p.value_heads * p.key_dim, p.value_dim, mc::float32, s->stream);
-    return changed(s, backend(s).delta(in, g, change, decay, bias, p, parts), segments, n);
+    return s->own(backend(s).delta(in, g, change, decay, bias, p, parts));
   });
 }
 

@@ -232,32 +232,23 @@ const char* mx_scope_error(mx_scope* s, int part) {
   return part == 0 ? s->op.c_str() : part == 1 ? s->inputs.c_str() : s->reason.c_str();
 }
 
-static void evaluate(mx_stream* s, std::vector<array> arrays) {
+void mlxcel::compute(mc::Stream s, std::vector<array> arrays) {
+  if (std::all_of(arrays.begin(), arrays.end(), [](const array& a) { return a.is_available(); })) return;
   // MLX would else make a stream of its own for this thread.
-  mc::set_default_stream(s->stream);
+  mc::set_default_stream(s);
   try {
     mc::eval(std::move(arrays));
   } catch (...) {
     // Waits for the rest and clears the stream's stored error, so that the next evaluation starts clean.
     for (int i = 0; i < 2; i++) {
       try {
-        mc::synchronize(s->stream);
+        mc::synchronize(s);
         break;
       } catch (const std::exception&) {
       }
     }
     throw;
   }
-  for (auto* kv : s->pending) {
-    kv->cache->evaluated();
-    kv->pending = false;
-  }
-  s->pending.clear();
-  for (auto* h : s->pending_states) {
-    h->state->evaluated();
-    h->pending = false;
-  }
-  s->pending_states.clear();
 }
 
 bool mx_eval(mx_scope* s, mx_array* const* list, int n) {
@@ -266,7 +257,7 @@ bool mx_eval(mx_scope* s, mx_array* const* list, int n) {
     std::vector<array> arrays;
     arrays.reserve(n);
     for (int i = 0; i < n; i++) arrays.push_back(need(list[i], "an argument"));
-    evaluate(s->stream, std::move(arrays));
+    compute(s->stream->stream, std::move(arrays));
     return true;
   } catch (const std::exception& e) {
     s->fail("eval", describe_all(list, n), e.what());
@@ -307,10 +298,10 @@ bool mx_copy_to(mx_scope* s, mx_array* a, void* dst, size_t bytes) {
     array value = need(a, "the array");
     if (value.nbytes() != bytes)
       throw std::invalid_argument(format("buffer of %zu bytes, want %zu", bytes, value.nbytes()));
-    evaluate(s->stream, {value});
+    compute(s->stream->stream, {value});
     if (!value.flags().row_contiguous) {
       value = mc::contiguous(value, false, s->stream->stream);
-      evaluate(s->stream, {value});
+      compute(s->stream->stream, {value});
     }
     if (bytes) memcpy(dst, value.data<void>(), bytes);
     return true;

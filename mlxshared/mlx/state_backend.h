@@ -19,7 +19,6 @@ class State {
   virtual uint64_t bytes() const = 0;
   virtual bool counted_by_mlx() const { return false; } // bytes are within MLX's active memory
   virtual std::shared_ptr<State> fork() = 0;
-  virtual void evaluated() {} // the graph built so far has run
   virtual void abandon() {}   // the handle is freed: let go of the graph
 
   const int rows, cols;
@@ -58,7 +57,6 @@ std::unique_ptr<RecurrentBackend> make_mlx_recurrent(mlx::core::Stream);
 struct mx_state {
   std::shared_ptr<mlxcel::State> state;
   mx_stream* stream;
-  bool pending = false; // in stream->pending_states
 };
 
 #endif

@@ -43,8 +43,9 @@ var ErrClosed = errors.New("mlx: used after close")
 // Stream is one stage's queue of work: an MLX stream and the threads of its kernels. One goroutine at a time uses a
 // Stream and everything made from it.
 type Stream struct {
-	p    *C.mx_stream
-	info Device
+	p      *C.mx_stream
+	info   Device
+	atOnce bool
 }
 
 // Open makes a stream. Close frees it.
@@ -81,7 +82,7 @@ func Open(o Options) (*Stream, error) {
 	if p == nil {
 		return nil, fmt.Errorf("mlx: open: %w", takeError(msg))
 	}
-	return &Stream{p: p, info: deviceInfo(bool(gpu))}, nil
+	return &Stream{p: p, info: deviceInfo(bool(gpu)), atOnce: bool(kernels)}, nil
 }
 
 var isas = map[string]C.int{
@@ -144,6 +145,10 @@ func deviceInfo(gpu bool) Device {
 	d.FreeMemory = uint64(C.mx_device_free_memory(C.bool(gpu)))
 	return d
 }
+
+// AtOnce is whether the heavy operations run when they are called, on BackendKernels. Else they queue up for Scope.Eval, which
+// then should be called seldom.
+func (s *Stream) AtOnce() bool { return s.atOnce }
 
 // Version is MLX's.
 func Version() string { return C.GoString(C.mx_version()) }
