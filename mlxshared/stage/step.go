@@ -13,8 +13,8 @@ import (
 )
 
 const (
-	// eagerRows is the number of rows from which each layer is evaluated by itself, so that a cancellation is
-	// noticed within one layer and a long chunk does not hold every layer's activations.
+	// eagerRows is the number of rows from which each layer is evaluated by itself where operations queue up, so that a
+	// cancellation is noticed within one layer and a long chunk does not hold every layer's activations.
 	eagerRows = 32
 	// headRows is the number of rows that go through the head together: logits are wide.
 	headRows = 32
@@ -176,10 +176,11 @@ func (m *loaded) run(ctx context.Context, s *sdk.Step) (*sdk.StepResult, error) 
 	return out, p.CopyTo(x, out.Hidden.Data)
 }
 
-// runLayers builds the graph of all layers, or runs them one by one where there are many rows.
+// runLayers builds one graph of all layers where that pays, else runs them one by one: then what one layer leaves in memory, and
+// in the processor's caches, serves the next.
 func (m *loaded) runLayers(ctx context.Context, p *nn.Pass, x mlx.Array) (mlx.Array, error) {
 	for _, layer := range m.layers {
-		if len(m.positions) < eagerRows {
+		if len(m.positions) < eagerRows && !m.stream.AtOnce() {
 			x = layer.Forward(p, x)
 			continue
 		}
