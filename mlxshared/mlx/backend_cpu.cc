@@ -83,6 +83,36 @@ class KernelBackend final : public Backend, KernelOps {
   array add(const array& a, const array& b) override { return elementwise(MK_ADD, a, b); }
   array multiply(const array& a, const array& b) override { return elementwise(MK_MUL, a, b); }
 
+  array convert(const array& x, mc::Dtype dtype) override {
+    if (!is_float(x.dtype()) || !is_float(dtype)) return mc::astype(x, dtype, stream_);
+    return x.dtype() == dtype ? x : dense_as(x, dtype);
+  }
+
+  array concatenate(Arrays parts, int axis) override {
+    array whole = mc::concatenate(parts, axis, stream_); // checks them
+    if (whole.size() == 0 || std::any_of(parts.begin(), parts.end(), [&](const array& a) { return a.dtype() != whole.dtype(); }))
+      return whole;
+    array y = fresh(whole.shape(), whole.dtype());
+    size_t rows = 1, at = 0;
+    for (size_t i = 0; i < (axis < 0 ? axis + y.ndim() : axis); i++) rows *= y.shape(i);
+    for (auto& part : parts) {
+      array in = dense(part);
+      const size_t n = in.nbytes() / rows;
+      for (size_t i = 0; i < rows; i++) memcpy(y.data<char>() + i * (y.nbytes() / rows) + at, in.data<char>() + i * n, n);
+      at += n;
+    }
+    return y;
+  }
+
+  array select_rows(const array& x, const int32_t* rows, int n) override {
+    mc::Shape shape = x.shape();
+    shape[0] = n;
+    array in = dense(x), y = fresh(std::move(shape), x.dtype());
+    const size_t row = in.nbytes() / in.shape(0);
+    for (int i = 0; i < n; i++) memcpy(y.data<char>() + i * row, in.data<char>() + rows[i] * row, row);
+    return y;
+  }
+
   std::shared_ptr<Cache> new_cache(int kv_heads, int k_dim, int v_dim, mc::Dtype dtype) override {
     return std::make_shared<BlockCache>(kv_heads, k_dim, v_dim, dtype, false,
                                         mk_kv_new(kv_heads, k_dim, v_dim, kernel_dtype(dtype)));

@@ -129,6 +129,9 @@ class Backend {
   virtual array silu_mul(const array& gate, const array& up) = 0;
   virtual array add(const array& a, const array& b) = 0; // these two broadcast and promote
   virtual array multiply(const array& a, const array& b) = 0;
+  virtual array convert(const array& x, mc::Dtype dtype) = 0;
+  virtual array concatenate(std::vector<array> parts, int axis) = 0;
+  virtual array select_rows(const array& x, const int32_t* rows, int n) = 0;
   // Without k and v the caches hold the rows already; with them, the caches' lengths grow here. Latent caches take no v.
   virtual array attention(const array& q, const std::optional<array>& k, const std::optional<array>& v,
                           const Attention& spec, const std::vector<Segment>& segments) = 0;

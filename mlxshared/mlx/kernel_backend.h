@@ -72,7 +72,14 @@ class KernelOps {
     return dense(*a);
   }
 
-  array dense_as(const array& a, mc::Dtype dtype) const { return dense(a.dtype() == dtype ? a : mc::astype(a, dtype, stream_)); }
+  // dense(a) in a dtype of floats.
+  array dense_as(const array& a, mc::Dtype dtype) const {
+    array x = dense(a);
+    if (x.dtype() == dtype) return x;
+    array y = fresh(x.shape(), dtype);
+    mk_convert(pool(), x.data<void>(), kernel_dtype(x), x.size(), y.data<void>(), kernel_dtype(y));
+    return y;
+  }
 
   KernelMatrix dense(const Matrix& m) const {
     KernelMatrix w{{static_cast<mk_format>(m.format), MK_F32, m.bits, m.group, m.rows, m.cols, nullptr, nullptr, nullptr},

@@ -164,9 +164,7 @@ mx_array* mx_where(mx_scope* s, mx_array* cond, mx_array* a, mx_array* b) {
 }
 
 mx_array* mx_astype(mx_scope* s, mx_array* a, int dtype) {
-  return guarded(s, "astype", {a}, [&] {
-    return s->own(mc::astype(need(a, "the argument"), dtype_of(dtype), s->stream->stream));
-  });
+  return guarded(s, "astype", {a}, [&] { return s->own(s->stream->backend->convert(need(a, "the argument"), dtype_of(dtype))); });
 }
 
 mx_array* mx_view(mx_scope* s, mx_array* a, int dtype) {
@@ -222,7 +220,7 @@ mx_array* mx_concat(mx_scope* s, mx_array* const* list, int n, int axis) {
     std::vector<array> arrays;
     arrays.reserve(n);
     for (int i = 0; i < n; i++) arrays.push_back(need(list[i], "an argument"));
-    return s->own(mc::concatenate(std::move(arrays), axis, s->stream->stream));
+    return s->own(s->stream->backend->concatenate(std::move(arrays), axis));
   } catch (const std::exception& e) {
     s->fail("concat", describe_all(list, n), e.what());
     return nullptr;
@@ -232,6 +230,16 @@ mx_array* mx_concat(mx_scope* s, mx_array* const* list, int n, int axis) {
 mx_array* mx_take(mx_scope* s, mx_array* a, mx_array* indices, int axis) {
   return guarded(s, "take", {a, indices}, [&] {
     return s->own(mc::take(need(a, "the argument"), need(indices, "indices"), axis, s->stream->stream));
+  });
+}
+
+mx_array* mx_select_rows(mx_scope* s, mx_array* a, const int32_t* rows, int n) {
+  return guarded(s, "select_rows", {a}, [&] {
+    const array& x = need(a, "the argument");
+    if (x.ndim() < 1 || n < 1) throw std::invalid_argument(format("%d rows", n));
+    for (int i = 0; i < n; i++)
+      if (rows[i] < 0 || rows[i] >= x.shape(0)) throw std::invalid_argument(format("row %d of %d does not exist", rows[i], x.shape(0)));
+    return s->own(s->stream->backend->select_rows(x, rows, n));
   });
 }
 

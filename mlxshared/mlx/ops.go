@@ -11,11 +11,15 @@ package mlx
 // #cgo nocallback mx_slice
 // #cgo noescape mx_concat
 // #cgo nocallback mx_concat
+// #cgo noescape mx_select_rows
+// #cgo nocallback mx_select_rows
 // #cgo noescape mx_quantize
 // #cgo nocallback mx_quantize
 // #cgo noescape mx_dequantize
 // #cgo nocallback mx_dequantize
 import "C"
+
+import "unsafe"
 
 // Element-wise operations broadcast as in NumPy and promote dtypes as in MLX.
 
@@ -235,13 +239,7 @@ func (s *Scope) TakeAlong(a, indices Array, axis int) Array {
 
 // SelectRows is the given rows of x [rows, ...], in that order, as for the head's last tokens.
 func (s *Scope) SelectRows(x Array, rows []int32) Array {
-	n := x.Dim(0)
-	for _, r := range rows {
-		if r < 0 || int(r) >= n {
-			return s.fail("select_rows", "", "row %d of %v does not exist", r, x.Shape())
-		}
-	}
-	return s.Take(x, s.FromInt32s(rows, len(rows)), 0)
+	return s.own(C.mx_select_rows(s.p, x.p, (*C.int32_t)(unsafe.Pointer(unsafe.SliceData(rows))), C.int(len(rows))))
 }
 
 func (s *Scope) reduce(op C.int, a Array, axis int, keep bool) Array {

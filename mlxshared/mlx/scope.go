@@ -153,6 +153,19 @@ func (s *Scope) CopyTo(a Array, dst []byte) error {
 	return s.err
 }
 
+// Elements evaluates a, of Float32, and views its elements, row-major. They are valid as long as the array, and not to be changed.
+func (s *Scope) Elements(a Array) ([]float32, error) {
+	if s.err == nil && a.Dtype() != Float32 {
+		s.fail("elements", a.Dtype().String(), "want float32")
+	}
+	if s.err != nil {
+		return nil, s.err
+	}
+	p := C.mx_elements(s.p, a.p)
+	s.check(p != nil)
+	return unsafe.Slice((*float32)(p), a.Size()), s.err
+}
+
 // Bytes evaluates a and returns its elements, row-major and little-endian.
 func (s *Scope) Bytes(a Array) ([]byte, error) {
 	dst := make([]byte, a.NBytes())

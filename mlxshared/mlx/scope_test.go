@@ -59,6 +59,11 @@ func TestStridedCopyOut(t *testing.T) {
 	a := c.FromFloat32s([]float32{1, 2, 3, 4, 5, 6}, 2, 3)
 	close32(t, "transpose", values(t, c, c.Transpose(a)), []float32{1, 4, 2, 5, 3, 6}, 0)
 	close32(t, "columns", values(t, c, c.SliceAxis(a, 1, 1, 3)), []float32{2, 3, 5, 6}, 0)
+	if got, err := c.Elements(c.Transpose(a)); err != nil {
+		t.Error(err)
+	} else {
+		close32(t, "elements", got, []float32{1, 4, 2, 5, 3, 6}, 0)
+	}
 	ints, err := c.Int32s(a)
 	if err != nil || ints[5] != 6 {
 		t.Errorf("int32s: %v, %v", ints, err)
@@ -183,6 +188,8 @@ func TestOperationErrors(t *testing.T) {
 			{"beyond 32 bits", func(c *Scope) { c.Full(0, Float32, 1<<40) }, []string{"full", "beyond 32 bits"}},
 			{"too many dimensions", func(c *Scope) { c.Reshape(f(1), 1, 1, 1, 1, 1, 1, 1, 1, 1) }, []string{"reshape", "9 dimensions"}},
 			{"copy out", func(c *Scope) { _ = c.CopyTo(f(2), make([]byte, 7)) }, []string{"copy_to(float32[2])", "7 bytes, want 8"}},
+			{"elements", func(c *Scope) { _, _ = c.Elements(ints(2)) }, []string{"elements(int32)", "want float32"}},
+			{"elements of the zero array", func(c *Scope) { _, _ = c.Elements(c.Slice(f(2), []int{0}, []int{3})) }, []string{"slice("}},
 			{"zero array", func(c *Scope) { c.Add(f(2), Array{}) }, []string{"add(float32[2], none)", "right side is the zero array"}},
 			{"eval zero array", func(c *Scope) { _ = c.Eval(Array{}) }, []string{"eval(none)"}},
 			{"matmul", func(c *Scope) { c.MatMul(f(2, 3), f(2, 3)) }, []string{"matmul(float32[2,3], float32[2,3])"}},
@@ -192,7 +199,7 @@ func TestOperationErrors(t *testing.T) {
 			{"slice rank", func(c *Scope) { c.Slice(f(2, 3), []int{0}, []int{1}) }, []string{"slice(float32[2,3])", "1 starts"}},
 			{"slice axis", func(c *Scope) { c.SliceAxis(f(2), 1, 0, 1) }, []string{"axis 1 of 1"}},
 			{"split", func(c *Scope) { c.SplitAxis(f(2, 3), 1, 2) }, []string{"split", "[2 3]", "by 2"}},
-			{"select rows", func(c *Scope) { c.SelectRows(f(2, 3), []int32{2}) }, []string{"select_rows", "row 2 of [2 3]"}},
+			{"select rows", func(c *Scope) { c.SelectRows(f(2, 3), []int32{2}) }, []string{"select_rows", "row 2 of 2"}},
 			{"concat", func(c *Scope) { c.Concat(0, f(2, 3), f(2, 4)) }, []string{"concat(float32[2,3], float32[2,4])"}},
 			{"concat nothing", func(c *Scope) { c.Concat(0) }, []string{"concat"}},
 			{"take", func(c *Scope) { c.Take(f(2), f(2), 0) }, []string{"take(float32[2], float32[2])"}},

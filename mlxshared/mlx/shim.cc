@@ -293,6 +293,17 @@ mx_array* mx_from_bytes(mx_scope* s, const void* data, size_t bytes, int dtype, 
   return a;
 }
 
+const void* mx_elements(mx_scope* s, mx_array* a) {
+  return guarded(s, "elements", {a}, [&]() -> const void* {
+    compute(s->stream->stream, {need(a, "the array")});
+    if (!a->value.flags().row_contiguous) {
+      a->value = mc::contiguous(a->value, false, s->stream->stream);
+      compute(s->stream->stream, {a->value});
+    }
+    return a->value.data<void>();
+  });
+}
+
 bool mx_copy_to(mx_scope* s, mx_array* a, void* dst, size_t bytes) {
   return guarded(s, "copy_to", {a}, [&] {
     array value = need(a, "the array");

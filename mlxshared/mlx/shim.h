@@ -52,6 +52,7 @@ bool mx_eval(mx_scope *, mx_array *const *, int n);
 mx_array *mx_uninitialized(mx_scope *, int dtype, const int *shape, int ndim, void **data, size_t *size);
 mx_array *mx_from_bytes(mx_scope *, const void *data, size_t bytes, int dtype, const int *shape, int ndim);
 bool mx_copy_to(mx_scope *, mx_array *, void *dst, size_t bytes);
+const void *mx_elements(mx_scope *, mx_array *); // row-major; valid as long as the array
 
 // Operations.
 enum {
@@ -76,6 +77,7 @@ mx_array *mx_slice(mx_scope *, mx_array *, const int *start, int nstart, const i
 mx_array *mx_slice_axis(mx_scope *, mx_array *, int axis, int from, int to);
 mx_array *mx_concat(mx_scope *, mx_array *const *, int n, int axis);
 mx_array *mx_take(mx_scope *, mx_array *, mx_array *indices, int axis);
+mx_array *mx_select_rows(mx_scope *, mx_array *, const int32_t *rows, int n);
 mx_array *mx_take_along(mx_scope *, mx_array *, mx_array *indices, int axis);
 enum { MX_SUM, MX_MEAN, MX_MAX, MX_MIN, MX_LOGSUMEXP, MX_ARGMAX, MX_ARGMIN, MX_ALL, MX_ANY };
 mx_array *mx_reduce(mx_scope *, int op, mx_array *, int axis, bool keep);

@@ -231,12 +231,13 @@ func mask(logits []float32, allowed []byte) {
 func largest(logits []float32) (int32, error) {
 	best, at := float32(math.Inf(-1)), -1
 	for i, x := range logits {
-		if x > best {
-			best, at = x, i
+		if x <= best { // one comparison for nearly all; a NaN fails it
+			continue
 		}
 		if !(x <= math.MaxFloat32) {
 			return 0, &LogitError{Token: i, Value: x}
 		}
+		best, at = x, i
 	}
 	if at < 0 {
 		return 0, ErrNoCandidate

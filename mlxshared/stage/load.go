@@ -32,9 +32,8 @@ type loaded struct {
 	sequences map[sdk.SeqID]*sequence
 
 	chooser   sample.Chooser
-	positions []int32   // buffers of step
-	tokens    []int32   //
-	logits    []float32 //
+	positions []int32 // buffers of step
+	tokens    []int32 //
 	clock     clock
 }
 

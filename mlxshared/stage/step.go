@@ -265,22 +265,32 @@ func (m *loaded) answer(ctx context.Context, p *nn.Pass, x mlx.Array, s *sdk.Ste
 		if ctx.Err() != nil {
 			return canceled(ctx)
 		}
-		logits, err := m.headLogits(p, x, group)
-		if err != nil {
+		if err := m.answerGroup(p, x, group, s, out, &free); err != nil {
 			return err
 		}
-		for i, w := range group {
-			row := logits[i*m.shape.Vocab : (i+1)*m.shape.Vocab]
-			q, result := &s.Seqs[w.seq], &out.Seqs[w.seq]
-			if q.Want == sdk.WantLogits {
-				result.Logits = sdk.Tensor{Dtype: sdk.DtypeFloat32, Rows: 1, Width: m.shape.Vocab, Data: free[:m.logitsBytes()]}
-				copy(result.Logits.Data, floatBytes(row))
-				free = free[m.logitsBytes():]
-				continue
-			}
-			if err := m.answerRow(row, q, w.offset, result); err != nil {
-				return err
-			}
+	}
+	return nil
+}
+
+// answerGroup is answer for rows that go through the head together. free is what is left of the step's output.
+func (m *loaded) answerGroup(p *nn.Pass, x mlx.Array, group []wanted, s *sdk.Step, out *sdk.StepResult, free *[]byte) error {
+	all := m.headLogits(p, x, group)
+	defer all.Free() // wide, and groups may be many
+	logits, err := p.Elements(all)
+	if err != nil {
+		return err
+	}
+	for i, w := range group {
+		row := logits[i*m.shape.Vocab : (i+1)*m.shape.Vocab]
+		q, result := &s.Seqs[w.seq], &out.Seqs[w.seq]
+		if q.Want == sdk.WantLogits {
+			result.Logits = sdk.Tensor{Dtype: sdk.DtypeFloat32, Rows: 1, Width: m.shape.Vocab, Data: (*free)[:m.logitsBytes()]}
+			copy(result.Logits.Data, floatBytes(row))
+			*free = (*free)[m.logitsBytes():]
+			continue
+		}
+		if err := m.answerRow(row, q, w.offset, result); err != nil {
+			return err
 		}
 	}
 	return nil
@@ -304,8 +314,8 @@ func (m *loaded) wantedRows(p *nn.Pass, s *sdk.Step) []wanted {
 	return rows
 }
 
-// headLogits is float32 [rows of group, vocabulary], valid until the next call.
-func (m *loaded) headLogits(p *nn.Pass, x mlx.Array, group []wanted) ([]float32, error) {
+// headLogits is float32 [rows of group, vocabulary].
+func (m *loaded) headLogits(p *nn.Pass, x mlx.Array, group []wanted) mlx.Array {
 	if len(group) < x.Dim(0) {
 		index := make([]int32, len(group))
 		for i, w := range group {
@@ -313,12 +323,7 @@ func (m *loaded) headLogits(p *nn.Pass, x mlx.Array, group []wanted) ([]float32,
 		}
 		x = p.SelectRows(x, index)
 	}
-	n := len(group) * m.shape.Vocab
-	if cap(m.logits) < n {
-		m.logits = make([]float32, n)
-	}
-	m.logits = m.logits[:n]
-	return m.logits, p.CopyTo(m.head.Forward(p, x), floatBytes(m.logits))
+	return m.head.Forward(p, x)
 }
 
 // floatBytes views float32 values as their bytes; the contract and every machine that is built for are little-endian.

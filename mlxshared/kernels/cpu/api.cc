@@ -215,6 +215,17 @@ void mk_silu_mul(mk_pool *p, const void *gate, const void *up, mk_dtype t, int64
       &call);
 }
 
+void mk_convert(mk_pool *p, const void *x, mk_dtype xt, int64_t n, void *y, mk_dtype yt) {
+  Call<ConvertJob> call = {p->ops, {bytes(x), xt, bytes(y), yt}};
+  run(
+      p->team, n, grain(p, n, 1, 16),
+      [](void *c, int64_t begin, int64_t end, Worker &) {
+        auto *call = static_cast<const Call<ConvertJob> *>(c);
+        call->ops->convert(call->job, begin, end);
+      },
+      &call);
+}
+
 void mk_binary(mk_pool *p, mk_binary_op op, const void *a, const void *b, mk_dtype t, int64_t n, int64_t period, void *y) {
   Call<BinaryJob> call = {p->ops, {op, bytes(a), bytes(b), t, period, bytes(y)}};
   run(

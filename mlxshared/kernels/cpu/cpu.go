@@ -220,6 +220,11 @@ func (p *Pool) SiluMul(gate, up []byte, t DType, n int, y []byte) {
 	C.mk_silu_mul(p.p, pointer(gate), pointer(up), C.mk_dtype(t), C.int64_t(n), pointer(y))
 }
 
+// Convert writes y = x in another dtype over n elements.
+func (p *Pool) Convert(x []byte, xt DType, n int, y []byte, yt DType) {
+	C.mk_convert(p.p, pointer(x), C.mk_dtype(xt), C.int64_t(n), pointer(y), C.mk_dtype(yt))
+}
+
 // BinaryOp is an operation on two elements.
 type BinaryOp int
 

@@ -574,6 +574,26 @@ func TestSiluMul(t *testing.T) {
 	})
 }
 
+func TestConvert(t *testing.T) {
+	inf := float32(math.Inf(1))
+	edges := []float32{0, float32(math.Copysign(0, -1)), inf, -inf, float32(math.NaN()), 65504, 65519, 65520, 3.4e38, 1e-40, 6e-8, 2.9e-8, 1.00390625}
+	pools(t, func(t *testing.T, p *cpu.Pool) {
+		r := source("convert")
+		for _, xt := range dtypes {
+			for _, yt := range dtypes {
+				for _, n := range []int{0, 1, 15, 16, 17, 100003} {
+					v := normals(r, n, 4)
+					copy(v, edges)
+					x := unaligned(encode(xt, v))
+					y := unaligned(make([]byte, len(encode(yt, v))))
+					p.Convert(x, xt, n, y, yt)
+					equal(t, fmt.Sprintf("%v to %v, %d", xt, yt, n), yt, y, encode(yt, decode(xt, x)))
+				}
+			}
+		}
+	})
+}
+
 func TestBinary(t *testing.T) {
 	inf, nan := float32(math.Inf(1)), float32(math.NaN())
 	edges := []float32{0, float32(math.Copysign(0, -1)), inf, -inf, nan, 65504, -65504, 3e38, -3e38, 1e-40, 6e-8}

@@ -17,4 +17,4 @@
 static const Ops kOps = {paired,   widen, linear,   embed,             dequantize,     rms_norm,
                          rope,     silu_mul, attention_partial, attention_unit, attention_span, attention_merge,
                          &kMoeOps, &kRecurrentOps, index_scores, gelu_mul, softcap,
-                         binary};
+                         binary,   convert};

@@ -191,6 +191,20 @@ static void silu_mul(const SiluMulJob &j, int64_t begin, int64_t end) {
   with_type(j.dtype, [&](auto x) { silu_mul_as<TypeOf<decltype(x)>>(j, begin, end); });
 }
 
+template <class X, class Y> static void convert_as(const X *x, Y *y, int64_t n) {
+  for (int64_t i = 0; i < n; i += 16)
+    put(y + i, get(x + i, n - i), n - i);
+}
+static void convert(const ConvertJob &j, int64_t begin, int64_t end) {
+  with_type(j.x_dtype, [&](auto xt) {
+    with_type(j.y_dtype, [&](auto yt) {
+      using X = TypeOf<decltype(xt)>;
+      using Y = TypeOf<decltype(yt)>;
+      convert_as(reinterpret_cast<const X *>(j.x) + begin, reinterpret_cast<Y *>(j.y) + begin, end - begin);
+    });
+  });
+}
+
 // Calls f with the operation's function.
 template <class F> static inline void with_op(mk_binary_op op, F f) {
   switch (op) {

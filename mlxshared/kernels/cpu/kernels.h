@@ -90,6 +90,9 @@ void mk_rope(mk_pool *, const void *x, mk_dtype xt, const int32_t *pos, const fl
 // y[i] = silu(gate[i]) * up[i].
 void mk_silu_mul(mk_pool *, const void *gate, const void *up, mk_dtype t, int64_t n, void *y);
 
+// y = x in another dtype.
+void mk_convert(mk_pool *, const void *x, mk_dtype xt, int64_t n, void *y, mk_dtype yt);
+
 typedef enum { MK_ADD = 0, MK_MUL = 1 } mk_binary_op;
 
 // y[i] = a[i] op b[i % period], in float32, rounded once. period divides n: n pairs every element with its own, a row's

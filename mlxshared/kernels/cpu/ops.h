@@ -59,6 +59,13 @@ struct SiluMulJob {
   unsigned char *y;
 };
 
+struct ConvertJob {
+  const unsigned char *x;
+  mk_dtype x_dtype;
+  unsigned char *y;
+  mk_dtype y_dtype;
+};
+
 struct BinaryJob {
   mk_binary_op op;
   const unsigned char *a, *b;
@@ -179,6 +186,7 @@ struct Ops {
   void (*gelu_mul)(const SiluMulJob &, int64_t begin, int64_t end); // over elements
   void (*softcap)(const SoftcapJob &, int64_t begin, int64_t end);  // over elements
   void (*binary)(const BinaryJob &, int64_t begin, int64_t end);    // over elements
+  void (*convert)(const ConvertJob &, int64_t begin, int64_t end);  // over elements
 };
 
 // Null when this build or this machine lacks it.
