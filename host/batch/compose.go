@@ -74,12 +74,13 @@ func (c *core) shapeOf(l load) shape {
 	if l.groups < groups {
 		s.decodes = min(c.groupSize(l.streams, groups), s.pieces, len(l.decode))
 	}
-	// Prompts ride with the groups, in equal shares so that no group holds up the others, or go in the place of one.
+	// Prompts ride with the groups, in equal shares so that no group holds up the others, or go in the place of one. Small
+	// shares fill the stages evenly: the head's work is for the rows that decode, so that large ones leave its stage waiting.
 	if len(l.prefill) > 0 && (s.decodes > 0 || !l.prefilling && len(c.flights) < groups) {
 		if s.decodes == s.pieces && c.cfg.microBatch == 0 {
 			s.decodes = c.makeRoom(l, s.pieces)
 		}
-		s.rows = max(leastChunk, c.prefillRows(s.decodes)/min(groups, c.cfg.stages))
+		s.rows = max(1, c.prefillRows(s.decodes)/min(groups, c.cfg.stages))
 	}
 	return s
 }
@@ -130,7 +131,8 @@ func (c *core) spread(l load) int {
 	return min(c.chunk, max(leastChunk, (waiting+pieces-1)/pieces))
 }
 
-// leastChunk is the prompt rows that go even where streams are held up by them: a prompt must get on.
+// leastChunk is the prompt rows that go with a round over the groups even where streams are held up by them: a prompt must
+// get on.
 const leastChunk = 4
 
 // leastTurn is the prompt rows after which others go before a prompt. A short one is done by then: it must not wait for the

@@ -26,6 +26,9 @@ func newPace(speeds *Speeds) pace {
 	return p
 }
 
+// leastTold is the prompt rows from which a step tells what one takes: the time of a single one is lost in that of the step.
+const leastTold = 2
+
 func sizeClass(decodes int) int { return bits.Len(uint(decodes)) }
 
 // learn takes the time of a step that has ended.
@@ -33,7 +36,7 @@ func (p *pace) learn(f *flight, wall time.Duration) {
 	switch {
 	case f.aborted:
 	case f.decodes == 0 && f.company: // it waited for others
-	case f.prefill >= leastChunk || f.prefill > 0 && p.row.len() == 0: // the time of few rows is that of the step
+	case f.prefill >= leastTold || f.prefill > 0 && p.row.len() == 0:
 		p.row.add(max(0, wall-p.step(max(1, f.decodes))) / time.Duration(f.prefill))
 	case f.prefill > 0:
 	case !f.mixed:
