@@ -5,6 +5,10 @@
 #include <cstring>
 #include <mutex>
 
+#ifdef __linux__
+#include <sys/mman.h>
+#endif
+
 #include "internal.h"
 
 using namespace mlxcel;
@@ -265,6 +269,16 @@ bool mx_eval(mx_scope* s, mx_array* const* list, int n) {
   }
 }
 
+// Weights are read from end to end in every step, and page tables with them: whole huge pages take a fraction of those.
+static void want_huge_pages(void* data, size_t bytes) {
+#ifdef MADV_HUGEPAGE
+  constexpr uintptr_t huge = 2 << 20;
+  const uintptr_t begin = (reinterpret_cast<uintptr_t>(data) + huge - 1) / huge * huge;
+  const uintptr_t end = (reinterpret_cast<uintptr_t>(data) + bytes) / huge * huge;
+  if (begin < end) madvise(reinterpret_cast<void*>(begin), end - begin, MADV_HUGEPAGE); // a wish
+#endif
+}
+
 mx_array* mx_uninitialized(mx_scope* s, int dtype, const int* shape, int ndim, void** data, size_t* size) {
   return guarded(s, "from_bytes", {}, [&] {
     mc::Dtype t = dtype_of(dtype);
@@ -281,6 +295,7 @@ mx_array* mx_uninitialized(mx_scope* s, int dtype, const int* shape, int ndim, v
     auto buffer = mc::allocator::malloc(bytes);
     *data = bytes ? mc::allocator::Buffer(buffer.buffer()).raw_ptr() : nullptr;
     if (bytes && *data == nullptr) throw std::runtime_error(format("no memory for %zu bytes", bytes));
+    want_huge_pages(*data, bytes);
     *size = bytes;
     return s->own(array(std::move(buffer), mc::Shape(shape, shape + ndim), t));
   });
