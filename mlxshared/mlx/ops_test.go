@@ -134,7 +134,9 @@ func TestComputedAndNot(t *testing.T) {
 		{"columns of the reshaped", func(c *Scope, a, _ Array) Array { return c.SliceAxis(c.Reshape(a, 6, -1), 1, 2, 4) }},
 		{"a part of the transposed", func(c *Scope, a, _ Array) Array { return c.SliceAxis(c.Transpose(a), 0, 1, 3) }},
 		{"joined rows", func(c *Scope, a, b Array) Array { return c.Concat(0, a, b, a) }},
-		{"joined columns", func(c *Scope, a, b Array) Array { return c.Concat(-1, c.SliceAxis(a, 2, 1, 3), b, c.SliceAxis(b, 2, 0, 0)) }},
+		{"joined columns", func(c *Scope, a, b Array) Array {
+			return c.Concat(-1, c.SliceAxis(a, 2, 1, 3), b, c.SliceAxis(b, 2, 0, 0))
+		}},
 		{"joined in the middle", func(c *Scope, a, b Array) Array { return c.Concat(1, c.SliceAxis(a, 1, 2, 3), b) }},
 		{"joined dtypes", func(c *Scope, a, b Array) Array { return c.Concat(0, a, c.AsType(b, Int32)) }},
 		{"other floats", func(c *Scope, a, _ Array) Array { return c.AsType(c.AsType(a, BFloat16), Float16) }},
