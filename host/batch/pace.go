@@ -9,6 +9,10 @@ import (
 type pace struct {
 	quiet [bits.UintSize]window // steps without prompt rows beside them, by the size class of their decodes
 	row   window                // what one prompt row adds
+
+	// What steps with prompt rows took beyond one without, since row was last added to.
+	extra     time.Duration
+	extraRows int
 }
 
 // newPace starts with what was measured at warm-up, nil for nothing.
@@ -26,19 +30,23 @@ func newPace(speeds *Speeds) pace {
 	return p
 }
 
-// leastTold is the prompt rows from which a step tells what one takes: the time of a single one is lost in that of the step.
-const leastTold = 2
-
 func sizeClass(decodes int) int { return bits.Len(uint(decodes)) }
+
+// leastTold is the prompt rows that tell what one takes, of several steps where they have few: the time of few is lost in how
+// much that of steps varies.
+const leastTold = 16
 
 // learn takes the time of a step that has ended.
 func (p *pace) learn(f *flight, wall time.Duration) {
 	switch {
 	case f.aborted:
 	case f.decodes == 0 && f.company: // it waited for others
-	case f.prefill >= leastTold || f.prefill > 0 && p.row.len() == 0:
-		p.row.add(max(0, wall-p.step(max(1, f.decodes))) / time.Duration(f.prefill))
 	case f.prefill > 0:
+		p.extra, p.extraRows = p.extra+wall-p.step(max(1, f.decodes)), p.extraRows+f.prefill
+		if p.extraRows >= leastTold || p.row.len() == 0 {
+			p.row.add(max(0, p.extra) / time.Duration(p.extraRows))
+			p.extra, p.extraRows = 0, 0
+		}
 	case !f.mixed:
 		p.quiet[sizeClass(f.decodes)].add(wall)
 	}

@@ -63,6 +63,22 @@ func TestLongPromptsDoNotStallStreams(t *testing.T) {
 	}
 }
 
+// What a prompt row takes shows in steps of few as well as in steps of many, however much the steps vary.
+func TestPaceLearnsRows(t *testing.T) {
+	const quiet, row = 20 * time.Millisecond, 2 * time.Millisecond
+	for _, rows := range []int{1, 2, 3, 16, 100} {
+		p := newPace(&Speeds{Steps: []Speed{{Batch: 4, Latency: quiet}}, Row: 10 * row})
+		r := rand.New(rand.NewPCG(uint64(rows), 1))
+		for range 320 {
+			vary := time.Duration((r.Float64()*18 - 9) * float64(time.Millisecond)) // more than few rows take
+			p.learn(&flight{decodes: 4, prefill: rows}, quiet+time.Duration(rows)*row+vary)
+		}
+		if got := p.row.median(); got < row/2 || got > row*3/2 {
+			t.Errorf("steps of %d rows: %v a row, want %v", rows, got, row)
+		}
+	}
+}
+
 // A short prompt does not wait for a long one that came before it, and a burst is served by turns.
 func TestBurstIsServedFairly(t *testing.T) {
 	config := func() Config {
