@@ -64,18 +64,27 @@ func gatherCase(t *testing.T, r *rand.Rand, p *cpu.Pool, l layout, xt cpu.DType,
 	}
 	y := unaligned(make([]byte, m*k*rows*xt.Size()))
 	p.LinearGather(joined, experts, bias, xt, x, xt, perChoice, ids, k, y)
-	values := decode(xt, x)
-	var want []float32
-	for i, id := range ids {
-		row := i
-		if !perChoice {
-			row = i / k
+	values, want := decode(xt, x), make([]float32, m*k*rows)
+	for e := range experts { // all of an expert's rows at once: the reference takes its weights apart each time
+		var in, b []float32
+		var of []int
+		for i, id := range ids {
+			if int(id) != e {
+				continue
+			}
+			row := i
+			if !perChoice {
+				row = i / k
+			}
+			of, in = append(of, i), append(in, values[row*cols:(row+1)*cols]...)
 		}
-		var b []float32
 		if wide != nil {
-			b = wide[int(id)*rows : (int(id)+1)*rows]
+			b = wide[e*rows : (e+1)*rows]
 		}
-		want = append(want, linear(each[id], b, values[row*cols:(row+1)*cols], 1)...)
+		out := linear(each[e], b, in, len(of))
+		for n, i := range of {
+			copy(want[i*rows:(i+1)*rows], out[n*rows:(n+1)*rows])
+		}
 	}
 	equal(t, fmt.Sprintf("%d experts, %d of them for each of %d rows in %v", experts, k, m, xt), xt, y, encode(xt, want))
 }
