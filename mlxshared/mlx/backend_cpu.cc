@@ -124,7 +124,7 @@ class KernelBackend final : public Backend, KernelOps {
   ActivationBackend& activation() override { return *activation_; }
 
  private:
-  // What both operands' shapes and dtypes allow a kernel, MLX's graph otherwise: b is a's like, or repeats along a's first dimensions.
+  // A kernel's work where both have one dtype of floats and b is shaped like a or like a's last dimensions; MLX's otherwise.
   array elementwise(mk_binary_op op, const array& a, const array& b) {
     if (a.ndim() < b.ndim()) return elementwise(op, b, a); // both operations commute
     const bool suits = is_float(a.dtype()) && a.dtype() == b.dtype() && a.size() > 0 && b.size() > 0 &&

@@ -65,7 +65,9 @@ class MlxBackend final : public Backend {
 
   array convert(const array& x, mc::Dtype dtype) override { return mc::astype(x, dtype, s_); }
   array concatenate(std::vector<array> parts, int axis) override { return mc::concatenate(std::move(parts), axis, s_); }
-  array select_rows(const array& x, const int32_t* rows, int n) override { return mc::take(x, array(rows, {n}, mc::int32), 0, s_); }
+  array select_rows(const array& x, const int32_t* rows, int n) override {
+    return mc::take(x, array(rows, {n}, mc::int32), 0, s_);
+  }
 
   array silu_mul(const array& gate, const array& up) override {
     return mc::multiply(mc::multiply(gate, mc::sigmoid(gate, s_), s_), up, s_);

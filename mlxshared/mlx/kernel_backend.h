@@ -22,7 +22,8 @@ inline array fresh(mc::Shape shape, mc::Dtype dtype) {
   size_t bytes = dtype.size();
   for (int n : shape) bytes *= n;
   auto buffer = mc::allocator::malloc(bytes);
-  if (bytes > 0 && mc::allocator::Buffer(buffer.buffer()).raw_ptr() == nullptr) throw std::runtime_error(format("no memory for %zu bytes", bytes));
+  if (bytes > 0 && mc::allocator::Buffer(buffer.buffer()).raw_ptr() == nullptr)
+    throw std::runtime_error(format("no memory for %zu bytes", bytes));
   return array(std::move(buffer), std::move(shape), dtype);
 }
 
@@ -53,6 +54,7 @@ struct KernelMatrix {
 static_assert(int(Format::dense) == MK_DENSE && int(Format::affine) == MK_AFFINE && int(Format::mxfp4) == MK_MXFP4 &&
               int(Format::mxfp8) == MK_MXFP8 && int(Format::nvfp4) == MK_NVFP4);
 
+// A back end's share of this: it derives from it.
 class KernelOps {
  public:
   KernelOps(mc::Stream s, Pool pool) : stream_(s), pool_(std::move(pool)) {}
@@ -97,7 +99,7 @@ class KernelOps {
 
   mk_pool* pool() const { return pool_.get(); }
 
-  mc::Stream stream_;
+  mc::Stream stream_; // where MLX computes what it is left
   Pool pool_;
 };
 

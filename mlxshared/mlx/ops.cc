@@ -238,7 +238,8 @@ mx_array* mx_select_rows(mx_scope* s, mx_array* a, const int32_t* rows, int n) {
     const array& x = need(a, "the argument");
     if (x.ndim() < 1 || n < 1) throw std::invalid_argument(format("%d rows", n));
     for (int i = 0; i < n; i++)
-      if (rows[i] < 0 || rows[i] >= x.shape(0)) throw std::invalid_argument(format("row %d of %d does not exist", rows[i], x.shape(0)));
+      if (rows[i] < 0 || rows[i] >= x.shape(0))
+        throw std::invalid_argument(format("row %d of %d does not exist", rows[i], x.shape(0)));
     return s->own(s->stream->backend->select_rows(x, rows, n));
   });
 }
