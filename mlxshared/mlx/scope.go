@@ -7,6 +7,8 @@ package mlx
 // #cgo nocallback mx_eval
 // #cgo noescape mx_from_bytes
 // #cgo nocallback mx_from_bytes
+// #cgo noescape mx_elements
+// #cgo nocallback mx_elements
 // #cgo noescape mx_copy_to
 // #cgo nocallback mx_copy_to
 import "C"
@@ -161,9 +163,11 @@ func (s *Scope) Elements(a Array) ([]float32, error) {
 	if s.err != nil {
 		return nil, s.err
 	}
-	p := C.mx_elements(s.p, a.p)
-	s.check(p != nil)
-	return unsafe.Slice((*float32)(p), a.Size()), s.err
+	var p unsafe.Pointer
+	if s.check(bool(C.mx_elements(s.p, a.p, &p))); s.err != nil {
+		return nil, s.err
+	}
+	return unsafe.Slice((*float32)(p), a.Size()), nil
 }
 
 // Bytes evaluates a and returns its elements, row-major and little-endian.

@@ -145,6 +145,13 @@ func TestUseAfterClose(t *testing.T) {
 	if err := c.Eval(); !errors.Is(err, ErrClosed) {
 		t.Errorf("eval on a closed scope: %v", err)
 	}
+	c = s.NewScope()
+	kept := c.Keep(c.Full(1, Float32, 2))
+	defer kept.Free()
+	c.Close()
+	if _, err := c.Elements(kept); !errors.Is(err, ErrClosed) {
+		t.Errorf("elements on a closed scope: %v", err)
+	}
 }
 
 // Every operation names itself and the shapes that it was given.

@@ -308,14 +308,15 @@ mx_array* mx_from_bytes(mx_scope* s, const void* data, size_t bytes, int dtype, 
   return a;
 }
 
-const void* mx_elements(mx_scope* s, mx_array* a) {
-  return guarded(s, "elements", {a}, [&]() -> const void* {
+bool mx_elements(mx_scope* s, mx_array* a, void** data) {
+  return guarded(s, "elements", {a}, [&] {
     compute(s->stream->stream, {need(a, "the array")});
     if (!a->value.flags().row_contiguous) {
       a->value = mc::contiguous(a->value, false, s->stream->stream);
       compute(s->stream->stream, {a->value});
     }
-    return a->value.data<void>();
+    *data = a->value.data<void>();
+    return true;
   });
 }
 

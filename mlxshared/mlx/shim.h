@@ -52,7 +52,7 @@ bool mx_eval(mx_scope *, mx_array *const *, int n);
 mx_array *mx_uninitialized(mx_scope *, int dtype, const int *shape, int ndim, void **data, size_t *size);
 mx_array *mx_from_bytes(mx_scope *, const void *data, size_t bytes, int dtype, const int *shape, int ndim);
 bool mx_copy_to(mx_scope *, mx_array *, void *dst, size_t bytes);
-const void *mx_elements(mx_scope *, mx_array *); // row-major; valid as long as the array
+bool mx_elements(mx_scope *, mx_array *, void **data); // row-major; valid as long as the array
 
 // Operations.
 enum {
