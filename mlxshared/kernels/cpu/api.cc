@@ -161,26 +161,13 @@ void mk_linear(mk_pool *p, const mk_matrix *w, const void *bias, mk_dtype bias_d
 }
 
 void mk_embed(mk_pool *p, const mk_matrix *w, const int32_t *ids, int64_t n, void *y, mk_dtype yt) {
-  Call<EmbedJob> call = {p->ops, {w, ids, bytes(y), yt}};
-  run(
-      p->team, n, grain(p, n, w->cols),
-      [](void *c, int64_t begin, int64_t end, Worker &worker) {
-        auto *call = static_cast<const Call<EmbedJob> *>(c);
-        call->ops->embed(call->job, begin, end, worker);
-      },
-      &call);
+  run_job(p, p->ops->embed, {w, ids, bytes(y), yt}, n, grain(p, n, w->cols));
 }
 
 void mk_rms_norm(mk_pool *p, const void *x, mk_dtype xt, const void *weight, mk_dtype wt, float weight_offset, float eps,
                  int64_t rows, int64_t dim, void *y) {
-  Call<NormJob> call = {p->ops, {bytes(x), xt, bytes(weight), wt, weight_offset, eps, dim, bytes(y)}};
-  run(
-      p->team, rows, grain(p, rows, dim),
-      [](void *c, int64_t begin, int64_t end, Worker &) {
-        auto *call = static_cast<const Call<NormJob> *>(c);
-        call->ops->rms_norm(call->job, begin, end);
-      },
-      &call);
+  run_job(p, p->ops->rms_norm, {bytes(x), xt, bytes(weight), wt, weight_offset, eps, dim, bytes(y)},
+          rows, grain(p, rows, dim));
 }
 
 void mk_add_rms_norm(mk_pool *p, const void *x, const void *y, mk_dtype t, const void *weight, mk_dtype wt,
@@ -193,48 +180,20 @@ void mk_add_rms_norm(mk_pool *p, const void *x, const void *y, mk_dtype t, const
 
 void mk_rope(mk_pool *p, const void *x, mk_dtype xt, const int32_t *pos, const float *inv_freq, int64_t rows, int heads,
              int head_dim, int rot_dim, float scale, int traditional, void *y) {
-  Call<RopeJob> call = {
-      p->ops, {bytes(x), xt, pos, inv_freq, heads, head_dim, rot_dim, scale, traditional != 0, bytes(y)}};
-  run(
-      p->team, rows, grain(p, rows, int64_t(heads) * head_dim + 16 * rot_dim),
-      [](void *c, int64_t begin, int64_t end, Worker &worker) {
-        auto *call = static_cast<const Call<RopeJob> *>(c);
-        call->ops->rope(call->job, begin, end, worker);
-      },
-      &call);
+  run_job(p, p->ops->rope, {bytes(x), xt, pos, inv_freq, heads, head_dim, rot_dim, scale, traditional != 0, bytes(y)},
+          rows, grain(p, rows, int64_t(heads) * head_dim + 16 * rot_dim));
 }
 
 void mk_silu_mul(mk_pool *p, const void *gate, const void *up, mk_dtype t, int64_t n, void *y) {
-  Call<SiluMulJob> call = {p->ops, {bytes(gate), bytes(up), t, bytes(y)}};
-  run(
-      p->team, n, grain(p, n, 4, 16),
-      [](void *c, int64_t begin, int64_t end, Worker &) {
-        auto *call = static_cast<const Call<SiluMulJob> *>(c);
-        call->ops->silu_mul(call->job, begin, end);
-      },
-      &call);
+  run_job(p, p->ops->silu_mul, {bytes(gate), bytes(up), t, bytes(y)}, n, grain(p, n, 4, 16));
 }
 
 void mk_convert(mk_pool *p, const void *x, mk_dtype xt, int64_t n, void *y, mk_dtype yt) {
-  Call<ConvertJob> call = {p->ops, {bytes(x), xt, bytes(y), yt}};
-  run(
-      p->team, n, grain(p, n, 1, 16),
-      [](void *c, int64_t begin, int64_t end, Worker &) {
-        auto *call = static_cast<const Call<ConvertJob> *>(c);
-        call->ops->convert(call->job, begin, end);
-      },
-      &call);
+  run_job(p, p->ops->convert, {bytes(x), xt, bytes(y), yt}, n, grain(p, n, 1, 16));
 }
 
 void mk_binary(mk_pool *p, mk_binary_op op, const void *a, const void *b, mk_dtype t, int64_t n, int64_t period, void *y) {
-  Call<BinaryJob> call = {p->ops, {op, bytes(a), bytes(b), t, period, bytes(y)}};
-  run(
-      p->team, n, grain(p, n, 1, 16),
-      [](void *c, int64_t begin, int64_t end, Worker &) {
-        auto *call = static_cast<const Call<BinaryJob> *>(c);
-        call->ops->binary(call->job, begin, end);
-      },
-      &call);
+  run_job(p, p->ops->binary, {op, bytes(a), bytes(b), t, period, bytes(y)}, n, grain(p, n, 1, 16));
 }
 
 void mk_dequantize_row(const mk_matrix *w, int64_t r, float *out) {

@@ -49,12 +49,12 @@ static void widen(const void *x, mk_dtype t, int64_t n, bool paired, float *out)
   with_type(t, [&](auto type) { widen_as(static_cast<const TypeOf<decltype(type)> *>(x), n, paired, out); });
 }
 
-template <class T> static void narrow_as(const float *x, int64_t n, T *out) {
+template <class X, class Y> static void convert_as(const X *x, int64_t n, Y *y) {
   for (int64_t i = 0; i < n; i += 16)
-    put(out + i, get(x + i, n - i), n - i);
+    put(y + i, get(x + i, n - i), n - i);
 }
 static void narrow(const float *x, mk_dtype t, int64_t n, void *out) {
-  with_type(t, [&](auto type) { narrow_as(x, n, static_cast<TypeOf<decltype(type)> *>(out)); });
+  with_type(t, [&](auto type) { convert_as(x, n, static_cast<TypeOf<decltype(type)> *>(out)); });
 }
 
 template <class T, class W> static void norm_row(const NormJob &j, const T *x, const W *weight, T *y) {
@@ -171,8 +171,8 @@ template <class T> static void rope_rows(const RopeJob &j, int64_t begin, int64_
           put(y + 2 * i, load(both), 2 * int64_t(half - i));
         }
       } else {
-        narrow_as(c, half, y);
-        narrow_as(d, half, y + half);
+        convert_as(c, half, y);
+        convert_as(d, half, y + half);
       }
     }
   }
@@ -191,16 +191,12 @@ static void silu_mul(const SiluMulJob &j, int64_t begin, int64_t end) {
   with_type(j.dtype, [&](auto x) { silu_mul_as<TypeOf<decltype(x)>>(j, begin, end); });
 }
 
-template <class X, class Y> static void convert_as(const X *x, Y *y, int64_t n) {
-  for (int64_t i = 0; i < n; i += 16)
-    put(y + i, get(x + i, n - i), n - i);
-}
 static void convert(const ConvertJob &j, int64_t begin, int64_t end) {
   with_type(j.x_dtype, [&](auto xt) {
     with_type(j.y_dtype, [&](auto yt) {
       using X = TypeOf<decltype(xt)>;
       using Y = TypeOf<decltype(yt)>;
-      convert_as(reinterpret_cast<const X *>(j.x) + begin, reinterpret_cast<Y *>(j.y) + begin, end - begin);
+      convert_as(reinterpret_cast<const X *>(j.x) + begin, end - begin, reinterpret_cast<Y *>(j.y) + begin);
     });
   });
 }

@@ -135,36 +135,16 @@ void mk_linear_gather(mk_pool *p, const mk_matrix *stack, int64_t experts, const
 }
 
 void mk_route(mk_pool *p, const void *logits, mk_dtype t, const mk_route_spec *spec, int64_t rows, int32_t *ids, float *weights) {
-  Call<RouteJob> call = {p->ops, {spec, bytes(logits), t, ids, weights}};
-  run(
-      p->team, rows, grain(p, rows, 4 * int64_t(spec->experts)),
-      [](void *c, int64_t begin, int64_t end, Worker &worker) {
-        auto *call = static_cast<const Call<RouteJob> *>(c);
-        call->ops->moe->route(call->job, begin, end, worker);
-      },
-      &call);
+  run_job(p, p->ops->moe->route, {spec, bytes(logits), t, ids, weights},
+          rows, grain(p, rows, 4 * int64_t(spec->experts)));
 }
 
 void mk_weighted_sum(mk_pool *p, const void *x, mk_dtype t, const float *weights, int64_t rows, int k, int64_t dim, void *y) {
-  Call<WeightedSumJob> call = {p->ops, {bytes(x), t, weights, k, dim, bytes(y)}};
-  run(
-      p->team, rows, grain(p, rows, k * dim / 4),
-      [](void *c, int64_t begin, int64_t end, Worker &) {
-        auto *call = static_cast<const Call<WeightedSumJob> *>(c);
-        call->ops->moe->weighted_sum(call->job, begin, end);
-      },
-      &call);
+  run_job(p, p->ops->moe->weighted_sum, {bytes(x), t, weights, k, dim, bytes(y)}, rows, grain(p, rows, k * dim / 4));
 }
 
 void mk_clamped_swiglu(mk_pool *p, const void *gate, const void *up, mk_dtype t, float alpha, float limit, int64_t n, void *y) {
-  Call<ClampedSwigluJob> call = {p->ops, {bytes(gate), bytes(up), t, alpha, limit, bytes(y)}};
-  run(
-      p->team, n, grain(p, n, 4, 16),
-      [](void *c, int64_t begin, int64_t end, Worker &) {
-        auto *call = static_cast<const Call<ClampedSwigluJob> *>(c);
-        call->ops->moe->clamped_swiglu(call->job, begin, end);
-      },
-      &call);
+  run_job(p, p->ops->moe->clamped_swiglu, {bytes(gate), bytes(up), t, alpha, limit, bytes(y)}, n, grain(p, n, 4, 16));
 }
 
 } // extern "C"

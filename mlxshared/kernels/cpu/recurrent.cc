@@ -64,14 +64,8 @@ void mk_gated_delta(mk_pool *p, const mk_delta *s, const float *a, const float *
 
 void mk_sigmoid_mul(mk_pool *p, const void *x, const void *gate, mk_dtype t, int64_t rows, int64_t dim, int64_t gate_dim,
                     void *y) {
-  Call<SigmoidMulJob> call = {p->ops, {bytes(x), bytes(gate), t, dim, gate_dim, bytes(y)}};
-  run(
-      p->team, rows, (kPieceSteps + 4 * dim - 1) / (4 * dim),
-      [](void *c, int64_t begin, int64_t end, Worker &) {
-        auto *call = static_cast<const Call<SigmoidMulJob> *>(c);
-        call->ops->recurrent->sigmoid_mul(call->job, begin, end);
-      },
-      &call);
+  run_job(p, p->ops->recurrent->sigmoid_mul, {bytes(x), bytes(gate), t, dim, gate_dim, bytes(y)},
+          rows, (kPieceSteps + 4 * dim - 1) / (4 * dim));
 }
 
 } // extern "C"
