@@ -16,7 +16,7 @@ class KernelBackend final : public Backend, KernelOps {
     array in = dense(x), y = fresh(std::move(shape), x.dtype());
     KernelMatrix m = dense(w);
     auto b = dense(bias);
-    mk_linear(pool(), &m.kernel, data(b), b ? kernel_dtype(*b) : MK_F32, in.data<void>(), kernel_dtype(in), y.data<void>(),
+    mk_linear(pool(), &m.kernel, data(b), kernel_dtype(b), in.data<void>(), kernel_dtype(in), y.data<void>(),
               static_cast<int64_t>(in.size()) / w.cols);
     return y;
   }
@@ -36,7 +36,7 @@ class KernelBackend final : public Backend, KernelOps {
   array rms_norm(const array& x, const std::optional<array>& weight, float eps, float offset) override {
     array in = dense(x), y = fresh(x.shape(), x.dtype());
     auto w = dense(weight);
-    mk_rms_norm(pool(), in.data<void>(), kernel_dtype(in), data(w), w ? kernel_dtype(*w) : MK_F32, offset, eps,
+    mk_rms_norm(pool(), in.data<void>(), kernel_dtype(in), data(w), kernel_dtype(w), offset, eps,
                 static_cast<int64_t>(in.size()) / in.shape(-1), in.shape(-1), y.data<void>());
     return y;
   }
@@ -44,7 +44,7 @@ class KernelBackend final : public Backend, KernelOps {
   Arrays add_rms_norm(const array& x, const array& y, const std::optional<array>& weight, float eps, float offset) override {
     array a = dense(x), b = dense(y), sum = fresh(x.shape(), x.dtype()), norm = fresh(x.shape(), x.dtype());
     auto w = dense(weight);
-    mk_add_rms_norm(pool(), a.data<void>(), b.data<void>(), kernel_dtype(a), data(w), w ? kernel_dtype(*w) : MK_F32, offset, eps,
+    mk_add_rms_norm(pool(), a.data<void>(), b.data<void>(), kernel_dtype(a), data(w), kernel_dtype(w), offset, eps,
                     static_cast<int64_t>(a.size()) / a.shape(-1), a.shape(-1), sum.data<void>(), norm.data<void>());
     return {sum, norm};
   }

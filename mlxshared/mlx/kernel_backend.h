@@ -16,6 +16,7 @@ using Pool = std::shared_ptr<mk_pool>;
 
 inline mk_dtype kernel_dtype(mc::Dtype t) { return t == mc::float32 ? MK_F32 : t == mc::float16 ? MK_F16 : MK_BF16; }
 inline mk_dtype kernel_dtype(const array& a) { return kernel_dtype(a.dtype()); }
+inline mk_dtype kernel_dtype(const std::optional<array>& a) { return a ? kernel_dtype(a->dtype()) : MK_F32; }
 
 // A row-major array for a kernel to fill.
 inline array fresh(mc::Shape shape, mc::Dtype dtype) {

@@ -23,7 +23,7 @@ class KernelMoe final : public MoeBackend, KernelOps {
     auto* id = chosen.data<int32_t>();
     for (int i = 0; i < rows * k; i++)
       if (id[i] < 0 || id[i] >= experts) throw std::out_of_range(format("expert %d, want 0 to %d", id[i], experts - 1));
-    mk_linear_gather(pool(), &m.kernel, experts, data(b), b ? kernel_dtype(*b) : MK_F32, in.data<void>(), kernel_dtype(in),
+    mk_linear_gather(pool(), &m.kernel, experts, data(b), kernel_dtype(b), in.data<void>(), kernel_dtype(in),
                      in.ndim() == 3, id, rows, k, y.data<void>());
     return y;
   }

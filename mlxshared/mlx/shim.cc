@@ -308,28 +308,30 @@ mx_array* mx_from_bytes(mx_scope* s, const void* data, size_t bytes, int dtype, 
   return a;
 }
 
+// The value of a, computed and row-major.
+static array row_major(mx_scope* s, const mx_array* a) {
+  array value = need(a, "the array");
+  compute(s->stream->stream, {value});
+  if (value.flags().row_contiguous) return value;
+  value = mc::contiguous(value, false, s->stream->stream);
+  compute(s->stream->stream, {value});
+  return value;
+}
+
 bool mx_elements(mx_scope* s, mx_array* a, void** data) {
   return guarded(s, "elements", {a}, [&] {
-    compute(s->stream->stream, {need(a, "the array")});
-    if (!a->value.flags().row_contiguous) {
-      a->value = mc::contiguous(a->value, false, s->stream->stream);
-      compute(s->stream->stream, {a->value});
-    }
-    *data = a->value.data<void>();
+    array value = row_major(s, a);
+    a->value = value; // whose memory is handed out
+    *data = value.data<void>();
     return true;
   });
 }
 
 bool mx_copy_to(mx_scope* s, mx_array* a, void* dst, size_t bytes) {
   return guarded(s, "copy_to", {a}, [&] {
-    array value = need(a, "the array");
-    if (value.nbytes() != bytes)
-      throw std::invalid_argument(format("buffer of %zu bytes, want %zu", bytes, value.nbytes()));
-    compute(s->stream->stream, {value});
-    if (!value.flags().row_contiguous) {
-      value = mc::contiguous(value, false, s->stream->stream);
-      compute(s->stream->stream, {value});
-    }
+    size_t size = need(a, "the array").nbytes();
+    if (size != bytes) throw std::invalid_argument(format("buffer of %zu bytes, want %zu", bytes, size));
+    array value = row_major(s, a);
     if (bytes) memcpy(dst, value.data<void>(), bytes);
     return true;
   });
