@@ -88,6 +88,7 @@ type job struct {
 	waiting    time.Time // for memory, since
 	joined     time.Time
 	preempted  int
+	spoiled    bool                          // its state was lost with another's: it begins again once its steps have ended
 	refused    *kvledger.AdmissionDiagnostic // why it could not join when it last tried
 	refusedAt  uint64                        // core.freed when a stage refused it
 	ended      bool
@@ -356,7 +357,7 @@ func (c *core) join(now time.Time) {
 			return
 		}
 		c.queue = slices.Delete(c.queue, 0, 1)
-		j.place, j.seq, j.fed, j.held, j.since = placeJoining, seq, 0, 0, 0
+		j.place, j.seq, j.fed, j.held, j.since, j.spoiled = placeJoining, seq, 0, 0, 0, false
 		j.scores = c.restartScores(j)
 		j.refused, j.waiting = nil, time.Time{}
 		c.toTheBack(j)
@@ -458,17 +459,33 @@ func (c *core) stepped(now time.Time, f *flight, results []sdk.SeqResult, err er
 	for k, p := range f.pieces {
 		j := p.job
 		j.steps--
-		if p.exclusive() {
+		if p.exclusive() && !j.spoiled {
 			j.place = placeReady
 		}
 		switch err := failed(j.seq); {
 		case j.ended:
 			c.leave(now, j)
+		case j.spoiled || isSpoiled(err):
+			c.spoil(now, j)
 		case err != nil:
 			c.end(now, j, "", c.failure(j, err))
 		default:
 			c.advance(now, p, results[k])
 		}
+	}
+}
+
+func isSpoiled(err error) bool {
+	_, ok := errors.AsType[*pipeline.SpoiledError](err)
+	return ok
+}
+
+// spoil has a job begin again that lost its state because it was in a step with one that failed: nothing is wrong with it.
+func (c *core) spoil(now time.Time, j *job) {
+	j.spoiled, j.place = true, placeFlight
+	if j.steps == 0 {
+		c.counters.Restarts++
+		c.putBack(now, j)
 	}
 }
 

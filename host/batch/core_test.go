@@ -21,7 +21,8 @@ import (
 //	at <duration>                                    the clock
 //	submit <name> prompt=<n> max=<n> [priority=<n>] [deadline=<duration>] [scores]
 //	reserved <name> [error=memory|broken]            its sequence is there
-//	done <flight> [eos=<name>] [failed=<name>]       the step has ended; each stream got token 1, or the EOS 9
+//	done <flight> [eos=<name>] [failed=<name>] [spoiled=<name>]
+//	                                                 the step has ended; each stream got token 1, or the EOS 9
 //	cancel <name> | stop <name> | lost | resume
 //
 // Each prints what is to be done about it.
@@ -156,21 +157,24 @@ func (r *coreRun) reserveError(t *testing.T, d *datadriven.TestData) error {
 }
 
 func (r *coreRun) done(t *testing.T, d *datadriven.TestData, id string) {
-	eos, failed := "", ""
+	eos, failed, spoiled := "", "", ""
 	d.MaybeScanArgs(t, "eos", &eos)
 	d.MaybeScanArgs(t, "failed", &failed)
+	d.MaybeScanArgs(t, "spoiled", &spoiled)
 	i := slices.IndexFunc(r.c.flights, func(f *flight) bool { return fmt.Sprint(f.id) == id })
 	if i < 0 {
 		t.Fatalf("%s: flight %s is not under way", d.Pos, id)
 	}
 	f := r.c.flights[i]
 	results := make([]sdk.SeqResult, len(f.pieces))
-	var err error
+	var failures []pipeline.StepFailure
 	for i, p := range f.pieces {
 		results[i] = sdk.SeqResult{Seq: p.job.seq, Token: -1}
 		switch name := r.names[p.job]; {
 		case name == failed:
-			err = &pipeline.StepError{Failures: []pipeline.StepFailure{{Seqs: []sdk.SeqID{p.job.seq}, Err: stageError(0)}}}
+			failures = append(failures, pipeline.StepFailure{Seqs: []sdk.SeqID{p.job.seq}, Err: stageError(0)})
+		case name == spoiled:
+			failures = append(failures, pipeline.StepFailure{Seqs: []sdk.SeqID{p.job.seq}, Err: &pipeline.SpoiledError{Err: stageError(0)}})
 		case p.want == sdk.WantScores:
 			results[i].Scores = make([]float32, p.rows)
 		case p.want == sdk.WantToken && name == eos:
@@ -179,7 +183,11 @@ func (r *coreRun) done(t *testing.T, d *datadriven.TestData, id string) {
 			results[i].Token = 1
 		}
 	}
-	r.c.stepped(r.now, f, results, err)
+	if len(failures) > 0 {
+		r.c.stepped(r.now, f, results, &pipeline.StepError{Failures: failures})
+		return
+	}
+	r.c.stepped(r.now, f, results, nil)
 }
 
 // print tells a step as name[first position:end), with ' for prompt rows and a suffix for what is wanted.

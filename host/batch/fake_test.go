@@ -19,6 +19,7 @@ import (
 type fakeRuntime struct {
 	chunk    int
 	maxBatch int
+	cuts     bool // steps of many rows into micro-batches: their size is given
 	stages   []chan struct{}
 	fixed    time.Duration // of a step on each stage
 	perRow   time.Duration
@@ -43,6 +44,7 @@ type fakeSeq struct {
 	prompt   []bool // role of each of tokens
 	busy     bool   // in a step whose result must come first
 	steps    int    // under way
+	failed   error  // in a step; all that is left to do is to release it
 }
 
 func newFake(stages int) *fakeRuntime {
@@ -135,6 +137,9 @@ func (f *fakeRuntime) Reserve(ctx context.Context, r sdk.Reservation) error {
 func (f *fakeRuntime) held() int {
 	n := 0
 	for _, s := range f.seqs {
+		if s.failed != nil {
+			continue
+		}
 		n += max(len(s.tokens), s.reserved.MaxLen)
 	}
 	return n
@@ -156,16 +161,41 @@ func (f *fakeRuntime) Begin(ctx context.Context, steps []sdk.SeqStep) func() ([]
 	if f.onStep != nil {
 		fault = f.onStep(steps)
 	}
-	rows, results, err := f.begin(steps)
+	present, failures := f.leaveOut(steps)
+	rows, results, err := f.begin(present)
 	return func() ([]sdk.SeqResult, error) {
 		if err != nil {
 			return nil, err
 		}
-		if fault == nil {
+		if fault == nil && len(present) > 0 {
 			fault = f.pass(ctx, f.fixed+time.Duration(rows)*f.perRow)
 		}
-		return results, f.end(steps, fault)
+		if err = f.end(present, failures, fault); err != nil && f.Err() != nil {
+			return nil, err
+		}
+		all := make([]sdk.SeqResult, len(steps))
+		for i, q := range steps {
+			all[i] = sdk.SeqResult{Seq: q.Seq, Token: -1}
+			if k := slices.IndexFunc(results, func(r sdk.SeqResult) bool { return r.Seq == q.Seq }); k >= 0 {
+				all[i] = results[k]
+			}
+		}
+		return all, err
 	}
+}
+
+// leaveOut takes those out of a step that failed in one before.
+func (f *fakeRuntime) leaveOut(steps []sdk.SeqStep) (present []sdk.SeqStep, failures []pipeline.StepFailure) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	for _, q := range steps {
+		if s := f.seqs[q.Seq]; s != nil && s.failed != nil {
+			failures = append(failures, pipeline.StepFailure{Seqs: []sdk.SeqID{q.Seq}, Err: s.failed})
+		} else {
+			present = append(present, q)
+		}
+	}
+	return present, failures
 }
 
 func (f *fakeRuntime) begin(steps []sdk.SeqStep) (rows int, results []sdk.SeqResult, err error) {
@@ -192,7 +222,7 @@ func (f *fakeRuntime) begin(steps []sdk.SeqStep) (rows int, results []sdk.SeqRes
 		}
 		rows += len(q.Tokens)
 	}
-	if len(steps) > f.maxBatch || rows > max(f.chunk, f.maxBatch) {
+	if len(steps) > f.maxBatch || rows > max(f.chunk, f.maxBatch) && !f.cuts {
 		return 0, nil, f.fault("a step of %d sequences and %d rows", len(steps), rows)
 	}
 	f.steps++
@@ -207,29 +237,38 @@ func (f *fakeRuntime) begin(steps []sdk.SeqStep) (rows int, results []sdk.SeqRes
 	return rows, results, nil
 }
 
-// end ends the step. After an error its sequences are gone, or those that a StepError names.
-func (f *fakeRuntime) end(steps []sdk.SeqStep, err error) error {
+// end ends the step: for all with err, or for those that a StepError names, or, where one of them had failed in a step before,
+// for all because of that one.
+func (f *fakeRuntime) end(steps []sdk.SeqStep, failures []pipeline.StepFailure, err error) error {
 	f.mu.Lock()
 	defer f.mu.Unlock()
+	if f.err != nil {
+		return f.err
+	}
+	of := func(sdk.SeqID) error { return err }
+	if partial, ok := errors.AsType[*pipeline.StepError](err); ok {
+		of = partial.Of
+	}
 	for _, q := range steps {
-		if s := f.seqs[q.Seq]; s != nil {
-			s.steps--
-			s.busy = s.busy && q.Want == sdk.WantNothing
+		if s := f.seqs[q.Seq]; s.failed != nil {
+			of = func(sdk.SeqID) error { return &pipeline.SpoiledError{By: q.Seq, Err: s.failed} }
 		}
 	}
-	var partial *pipeline.StepError
-	if errors.As(err, &partial) {
-		for _, failure := range partial.Failures {
-			for _, seq := range failure.Seqs {
-				delete(f.seqs, seq)
-			}
+	for _, q := range steps {
+		s := f.seqs[q.Seq]
+		s.steps--
+		s.busy = s.busy && q.Want == sdk.WantNothing
+		if s.failed == nil {
+			s.failed = of(q.Seq)
 		}
-	} else if err != nil {
-		for _, q := range steps {
-			delete(f.seqs, q.Seq)
+		if s.failed != nil {
+			failures = append(failures, pipeline.StepFailure{Seqs: []sdk.SeqID{q.Seq}, Err: s.failed})
 		}
 	}
-	return err
+	if len(failures) == 0 {
+		return nil
+	}
+	return &pipeline.StepError{Failures: failures}
 }
 
 func (s *fakeSeq) feed(q sdk.SeqStep, r *sdk.SeqResult) {

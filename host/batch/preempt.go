@@ -68,11 +68,16 @@ func (c *core) compareVictims(a, b *job) int {
 	return cmp.Or(order, cmp.Compare(b.seq, a.seq))
 }
 
-// preempt takes a job off every stage and puts it back in the queue, where it keeps its order of arrival. Later its
-// prompt and what it has generated are prefilled again; its next tokens are the same, as the position decides them.
+// preempt has a job lose its place for want of memory.
 func (c *core) preempt(now time.Time, j *job) {
-	c.release(now, j)
 	j.preempted++
 	c.counters.Preemptions++
+	c.putBack(now, j)
+}
+
+// putBack takes a job off every stage and puts it back in the queue, where it keeps its order of arrival. Later its
+// prompt and what it has generated are prefilled again; its next tokens are the same, as the position decides them.
+func (c *core) putBack(now time.Time, j *job) {
+	c.release(now, j)
 	c.enqueue(j)
 }

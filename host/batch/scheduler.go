@@ -6,11 +6,13 @@ package batch
 
 import (
 	"context"
+	"errors"
 	"runtime/debug"
 	"sync"
 	"time"
 
 	"github.com/mlxcel/mlxcel/host/kvledger"
+	"github.com/mlxcel/mlxcel/host/pipeline"
 	"github.com/mlxcel/mlxcel/sdk"
 )
 
@@ -22,8 +24,9 @@ type Runtime interface {
 	// Release frees a sequence. ctx bounds only the wait: with one that has ended, it gives the order and returns.
 	Release(ctx context.Context, seq sdk.SeqID) error
 	// Begin orders a step; wait, to be called once, brings its results. It fails with a *pipeline.StepError where those of
-	// some sequences are valid, and releases the sequences that failed, and all when ctx ends. A step of which nothing is
-	// wanted for a sequence need not have ended before the sequence's next begins.
+	// some sequences are valid. The sequences that failed, and all when ctx ends, must be released. A step of which nothing is
+	// wanted for a sequence need not have ended before the sequence's next begins. Where such a one fails, so do its later ones,
+	// and those that share one under way with a *pipeline.SpoiledError.
 	Begin(ctx context.Context, seqs []sdk.SeqStep) (wait func() ([]sdk.SeqResult, error))
 	Done() <-chan struct{} // closed once it takes no more work
 	Err() error            // why
@@ -192,6 +195,9 @@ func (s *Scheduler) startStep(l *life, f *flight) {
 			case err != nil && l.rt.Err() != nil:
 				s.lose(now, l.rt.Err())
 			default:
+				if spoiled, ok := errors.AsType[*pipeline.SpoiledError](err); ok {
+					s.cfg.Logger.Warn("requests begin again that shared a step with a failed one", "error", spoiled)
+				}
 				s.core.stepped(now, f, results, err)
 			}
 		})

@@ -205,6 +205,7 @@ func chaoticConfig(rng *rand.Rand, seed uint64) Config {
 	cfg := configFor(rt)
 	cfg.MaxActive, cfg.MaxQueue = 1+rng.IntN(16), 64
 	cfg.MicroBatch = []int{0, 0, 1, 2}[rng.IntN(4)]
+	rt.cuts = cfg.MicroBatch > 0
 	cfg.Ledger.Stages = stagesOf(stages, int64(300+rng.IntN(600)))
 	cfg.Preemption = []PreemptionPolicy{PreemptNone, PreemptLRU, PreemptLongest, PreemptLowestPriority}[rng.IntN(4)]
 	if rng.IntN(2) == 0 {
@@ -215,7 +216,11 @@ func chaoticConfig(rng *rand.Rand, seed uint64) Config {
 	rt.onStep = func(steps []sdk.SeqStep) error {
 		failing.Lock()
 		defer failing.Unlock()
-		if failRng.IntN(60) > 0 {
+		rare := 60
+		if slices.ContainsFunc(steps, func(q sdk.SeqStep) bool { return q.Want == sdk.WantNothing }) {
+			rare = 12 // a failed piece has the most to spoil
+		}
+		if failRng.IntN(rare) > 0 {
 			return nil
 		}
 		return &pipeline.StepError{Failures: []pipeline.StepFailure{{Seqs: []sdk.SeqID{steps[failRng.IntN(len(steps))].Seq}, Err: stageError(stages - 1)}}}

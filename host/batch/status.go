@@ -49,7 +49,7 @@ type ActiveRequest struct {
 // Counters only grow.
 type Counters struct {
 	Steps           uint64
-	PromptTokens    uint64 // prefilled, again after a preemption included
+	PromptTokens    uint64 // prefilled, again after a preemption or a restart included
 	GeneratedTokens uint64
 	Requests        uint64 // accepted
 	Finished        uint64 // with an answer
@@ -57,6 +57,7 @@ type Counters struct {
 	Cancelled       uint64
 	QueueFull       uint64 // refused
 	Preemptions     uint64
+	Restarts        uint64 // of requests whose state was lost with another's
 	Relaunches      uint64
 	Panics          uint64
 	Rejections      map[Rejection]uint64

@@ -27,11 +27,12 @@ var (
 	descKVUsed      = describe("kv_reserved_bytes", "KV cache that sequences have reserved.", "stage")
 	descKVBudget    = describe("kv_budget_bytes", "KV cache that sequences may reserve; 0 means no limit.", "stage")
 	descSteps       = describe("steps_total", "Steps that have ended.")
-	descPrefilled   = describe("prefilled_tokens_total", "Prompt tokens run through the model, again after a preemption included.")
+	descPrefilled   = describe("prefilled_tokens_total", "Prompt tokens run through the model, again after a preemption or a restart included.")
 	descGenerated   = describe("generated_tokens_total", "Tokens generated.")
 	descRequests    = describe("requests_total", "Sequences accepted, by how they ended.", "outcome")
 	descQueueFull   = describe("queue_full_total", "Requests refused because too many waited.")
 	descPreemptions = describe("preemptions_total", "Sequences that lost their place for lack of KV memory.")
+	descRestarts    = describe("restarts_total", "Sequences that began again as their state was lost with a failed one that shared their step.")
 	descRelaunches  = describe("relaunches_total", "Times that the pipeline was started again.")
 	descPanics      = describe("scheduler_panics_total", "Faults of the scheduler.")
 	descRejections  = describe("pp_admission_rejections_total", "Sequences that could not join at once, by stage and reason.", "stage", "reason")
@@ -41,7 +42,7 @@ var (
 func (c schedulerCollector) Describe(out chan<- *prometheus.Desc) {
 	for _, d := range []*prometheus.Desc{
 		descState, descActive, descMaxActive, descQueue, descInFlight, descLastStep, descKVUsed, descKVBudget, descSteps, descPrefilled,
-		descGenerated, descRequests, descQueueFull, descPreemptions, descRelaunches, descPanics, descRejections,
+		descGenerated, descRequests, descQueueFull, descPreemptions, descRestarts, descRelaunches, descPanics, descRejections,
 	} {
 		out <- d
 	}
@@ -78,6 +79,7 @@ func (c schedulerCollector) Collect(out chan<- prometheus.Metric) {
 	counter(descRequests, n.Cancelled, "cancelled")
 	counter(descQueueFull, n.QueueFull)
 	counter(descPreemptions, n.Preemptions)
+	counter(descRestarts, n.Restarts)
 	counter(descRelaunches, n.Relaunches)
 	counter(descPanics, n.Panics)
 	for why, times := range n.Rejections {

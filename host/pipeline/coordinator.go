@@ -34,6 +34,8 @@ type coordinator struct {
 type sequence struct {
 	busy   bool // an order that must end before the next is under way
 	pieces int  // steps under way that want nothing of it: the next may follow them through the stages
+
+	failed error // why it has been released on every stage; its owner has yet to release it
 }
 
 // call is an order whose end somebody waits for.
@@ -46,7 +48,8 @@ type call struct {
 	done    []bool // micro-batches finished or failed
 	failed  []int  // micro-batches failed and not yet given up
 	causes  []failedMicroBatch
-	results []sdk.SeqResult
+	results []sdk.SeqResult // of the plan's sequences
+	absent  []StepFailure   // of sequences that had failed before: the plan is without them
 }
 
 // phase tells what a stage that works on the call does.
@@ -63,8 +66,8 @@ func (c *call) phase() Phase {
 }
 
 type failedMicroBatch struct {
-	mb  int
-	err error
+	mb       int
+	failures []StepFailure // of its sequences
 }
 
 func newCoordinator(epoch uint64, microBatch, maxRows int) *coordinator {
@@ -114,10 +117,10 @@ func (c *coordinator) create(ctx context.Context, seq sdk.SeqID, op sdk.Op) erro
 // Release is Pipeline's.
 func (c *coordinator) Release(ctx context.Context, seq sdk.SeqID) error {
 	c.mu.Lock()
-	_, reserved := c.seqs[seq]
+	s := c.seqs[seq]
 	delete(c.seqs, seq)
 	c.mu.Unlock()
-	if !reserved {
+	if s == nil || s.failed != nil {
 		return nil
 	}
 	return c.operate(ctx, sdk.Release{Seq: seq})
@@ -145,63 +148,80 @@ func (c *coordinator) Begin(ctx context.Context, seqs []sdk.SeqStep) (wait func(
 	if err != nil || call == nil {
 		return func() ([]sdk.SeqResult, error) { return nil, err }
 	}
-	return func() ([]sdk.SeqResult, error) { return c.finish(ctx, id, call) }
+	return func() ([]sdk.SeqResult, error) {
+		if err := c.finish(ctx, id, call); err != nil {
+			return nil, err
+		}
+		return call.resultsOf(seqs), call.stepError()
+	}
 }
 
-// begin orders a step; the call is nil for one of no sequences.
+// begin orders a step; the call is nil for one of no sequences. What of the step has failed before is left out.
 func (c *coordinator) begin(ctx context.Context, seqs []sdk.SeqStep) (uint64, *call, error) {
 	if ctx.Err() != nil {
 		return 0, nil, context.Cause(ctx)
 	}
-	plan, err := c.plan(seqs)
-	if err != nil || len(seqs) == 0 {
+	if err := c.checkRows(seqs); err != nil || len(seqs) == 0 {
 		return 0, nil, err
 	}
-	if err := c.acquireSteps(seqs); err != nil {
-		return 0, nil, err
-	}
-	call := newStepCall(plan)
-	id, err := c.give(Order{Plan: plan}, call)
+	present, absent, err := c.acquireSteps(seqs)
 	if err != nil {
-		c.giveBackSteps(seqs)
+		return 0, nil, err
+	}
+	call := newStepCall(c.plan(present))
+	call.absent = absent
+	if len(present) == 0 {
+		call.wake()
+		return 0, call, nil
+	}
+	id, err := c.give(Order{Plan: call.plan}, call)
+	if err != nil {
+		c.giveBackSteps(present)
 		return 0, nil, err
 	}
 	return id, call, nil
 }
 
-// finish waits for a step's end.
-func (c *coordinator) finish(ctx context.Context, id uint64, call *call) ([]sdk.SeqResult, error) {
+// finish waits for a step's end, or that of ctx.
+func (c *coordinator) finish(ctx context.Context, id uint64, call *call) error {
 	for {
 		select {
 		case <-call.signal:
 		case <-ctx.Done():
-			c.abandon(id, call.plan)
-			return nil, context.Cause(ctx)
+			c.abandon(id, call.plan, context.Cause(ctx))
+			return context.Cause(ctx)
 		}
 		failed, ended := c.progress(id, call)
 		for _, mb := range failed {
 			c.giveUp(id, call.plan, mb)
 		}
 		if ended {
-			c.giveBackSteps(call.plan.Seqs) // those that were given up are unknown by now
-			return call.results, call.stepError()
+			c.giveBackSteps(call.plan.Seqs)
+			return nil
 		}
 	}
 }
 
+// checkRows refuses a sequence that brings no rows, or more than a micro-batch takes.
+func (c *coordinator) checkRows(seqs []sdk.SeqStep) error {
+	for i := range seqs {
+		if n := len(seqs[i].Tokens); n < 1 || n > c.maxRows {
+			return sdk.Errorf(sdk.CodeInvalid, "a step of %d rows for sequence %d: want 1 to %d, the prefill chunk", n, seqs[i].Seq, c.maxRows)
+		}
+	}
+	return nil
+}
+
 // plan cuts a batch into micro-batches.
-func (c *coordinator) plan(seqs []sdk.SeqStep) (*StepPlan, error) {
+func (c *coordinator) plan(seqs []sdk.SeqStep) *StepPlan {
 	p := &StepPlan{Seqs: seqs, IDs: make([]sdk.SeqID, len(seqs)), Cuts: make([]int, 1, 2+len(seqs)/c.microBatch)}
 	for i := range seqs {
 		p.IDs[i] = seqs[i].Seq
-		if n := len(seqs[i].Tokens); n < 1 || n > c.maxRows {
-			return nil, sdk.Errorf(sdk.CodeInvalid, "a step of %d rows for sequence %d: want 1 to %d, the prefill chunk", n, seqs[i].Seq, c.maxRows)
-		}
 	}
 	for _, end := range schedule.Split(len(seqs), c.microBatch, c.maxRows, func(i int) int { return len(seqs[i].Tokens) }) {
 		p.Cuts = append(p.Cuts, end)
 	}
-	return p, nil
+	return p
 }
 
 // operate carries out an operation on every stage.
@@ -268,30 +288,62 @@ func (c *coordinator) progress(id uint64, call *call) (failed []int, ended bool)
 	return failed, call.left == 0
 }
 
-// giveUp ends a failed micro-batch: no stage waits for it any more, and its sequences, whose state is unknown now,
-// are released.
+// giveUp ends a micro-batch whose sequences have failed: no stage waits for it any more, and they are released.
 func (c *coordinator) giveUp(step uint64, plan *StepPlan, mb int) {
 	for _, s := range c.stages {
 		s.Abort(Tag{Epoch: c.epoch, Step: step, MicroBatch: mb})
 	}
-	c.discard(plan.ids(mb)...)
+	c.release(plan.ids(mb)...)
 }
 
 // abandon ends a step that its caller gave up.
-func (c *coordinator) abandon(step uint64, plan *StepPlan) {
+func (c *coordinator) abandon(step uint64, plan *StepPlan, cause error) {
 	c.forget(step)
 	for mb := range plan.MicroBatches() {
+		c.mu.Lock()
+		c.blame(plan.ids(mb), cause)
+		c.mu.Unlock()
 		c.giveUp(step, plan, mb)
 	}
 }
 
-// discard releases sequences everywhere without waiting for it.
-func (c *coordinator) discard(seqs ...sdk.SeqID) {
-	c.mu.Lock()
+// blame marks the sequences of a micro-batch that failed with err, and returns what each of them failed with: the one that
+// had failed before with what it failed with then, the others because of it. c.mu is held.
+func (c *coordinator) blame(seqs []sdk.SeqID, err error) []StepFailure {
+	var failures []StepFailure
+	rest := StepFailure{Err: err}
 	for _, seq := range seqs {
-		delete(c.seqs, seq)
+		s := c.seqs[seq]
+		if s == nil || s.failed == nil {
+			rest.Seqs = append(rest.Seqs, seq)
+			continue
+		}
+		if len(failures) == 0 {
+			rest.Err = &SpoiledError{By: seq, Err: s.failed}
+		}
+		failures = append(failures, StepFailure{Seqs: []sdk.SeqID{seq}, Err: s.failed})
 	}
+	for _, seq := range rest.Seqs {
+		if s := c.seqs[seq]; s != nil {
+			s.failed = rest.Err
+		}
+	}
+	if len(rest.Seqs) > 0 {
+		failures = append(failures, rest)
+	}
+	return failures
+}
+
+// discard forgets a sequence and releases it everywhere.
+func (c *coordinator) discard(seq sdk.SeqID) {
+	c.mu.Lock()
+	delete(c.seqs, seq)
 	c.mu.Unlock()
+	c.release(seq)
+}
+
+// release releases sequences everywhere without waiting for it.
+func (c *coordinator) release(seqs ...sdk.SeqID) {
 	for _, seq := range seqs {
 		// It fails only when the pipeline is down, and then nothing is left to release.
 		_, _ = c.give(Order{Op: sdk.Release{Seq: seq}}, nil)
@@ -327,7 +379,7 @@ func (c *coordinator) acquire(seq sdk.SeqID) error {
 // free returns a sequence that may be in a step; c.mu is held.
 func (c *coordinator) free(seq sdk.SeqID) (*sequence, error) {
 	switch s := c.seqs[seq]; {
-	case s == nil:
+	case s == nil, s.failed != nil:
 		return nil, sdk.Errorf(sdk.CodeUnknownSequence, "sequence %d is not reserved", seq)
 	case s.busy:
 		return nil, sdk.Errorf(sdk.CodeInvalid, "sequence %d is in a step already", seq)
@@ -336,29 +388,50 @@ func (c *coordinator) free(seq sdk.SeqID) (*sequence, error) {
 	}
 }
 
-// acquireSteps marks the sequences of a step, all or none. A sequence of which something is wanted may not be in another
-// step before this one has ended: its next token is not known. The pieces of a prompt follow each other, as every stage
-// takes orders in the order in which they were given.
-func (c *coordinator) acquireSteps(steps []sdk.SeqStep) error {
+// acquireSteps marks the sequences of a step, all or none, but for those that have failed before. A sequence of which something
+// is wanted may not be in another step before this one has ended: its next token is not known. The pieces of a prompt follow
+// each other, as every stage takes orders in the order in which they were given.
+func (c *coordinator) acquireSteps(steps []sdk.SeqStep) (present []sdk.SeqStep, absent []StepFailure, err error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	for i := range steps {
-		s, err := c.free(steps[i].Seq)
+	present, absent = c.leaveOut(steps)
+	for i := range present {
+		s, err := c.free(present[i].Seq)
 		if err != nil {
-			for _, taken := range steps[:i] {
+			for _, taken := range present[:i] {
 				c.seqs[taken.Seq].busy = false
 			}
-			return err
+			return nil, nil, err
 		}
 		s.busy = true // also finds one that is twice in the step
 	}
-	for i := range steps {
-		if steps[i].Want == sdk.WantNothing {
-			s := c.seqs[steps[i].Seq]
+	for i := range present {
+		if present[i].Want == sdk.WantNothing {
+			s := c.seqs[present[i].Seq]
 			s.busy, s.pieces = false, s.pieces+1
 		}
 	}
-	return nil
+	return present, absent, nil
+}
+
+// leaveOut takes the sequences out of a step that have failed; c.mu is held. A caller that has yet to hear of a failed piece
+// may have begun the next, and whose steps the others are in.
+func (c *coordinator) leaveOut(steps []sdk.SeqStep) (present []sdk.SeqStep, absent []StepFailure) {
+	failed := func(step sdk.SeqStep) bool {
+		s := c.seqs[step.Seq]
+		return s != nil && s.failed != nil
+	}
+	if !slices.ContainsFunc(steps, failed) {
+		return steps, nil
+	}
+	for _, step := range steps {
+		if failed(step) {
+			absent = append(absent, StepFailure{Seqs: []sdk.SeqID{step.Seq}, Err: c.seqs[step.Seq].failed})
+		} else {
+			present = append(present, step)
+		}
+	}
+	return present, absent
 }
 
 // end notes that a step has ended for the sequence.
@@ -405,7 +478,7 @@ func (c *coordinator) shutDown(err error) {
 		} else {
 			for mb, done := range call.done {
 				if !done {
-					call.causes = append(call.causes, failedMicroBatch{mb, err})
+					call.causes = append(call.causes, failedMicroBatch{mb, []StepFailure{{Seqs: call.plan.ids(mb), Err: err}}})
 				}
 			}
 		}
@@ -456,7 +529,7 @@ func (c *coordinator) Failed(t Tag, err *StageError) {
 	}
 	call.end(t.MicroBatch)
 	call.failed = append(call.failed, t.MicroBatch)
-	call.causes = append(call.causes, failedMicroBatch{t.MicroBatch, err})
+	call.causes = append(call.causes, failedMicroBatch{t.MicroBatch, c.blame(call.plan.ids(t.MicroBatch), err)})
 	call.wake()
 }
 
@@ -521,14 +594,31 @@ func (c *call) opError() error {
 	return errors.Join(c.errs...)
 }
 
+// resultsOf returns a result for each sequence that the step was asked for.
+func (c *call) resultsOf(seqs []sdk.SeqStep) []sdk.SeqResult {
+	if len(c.absent) == 0 {
+		return c.results
+	}
+	all, present := make([]sdk.SeqResult, len(seqs)), c.results
+	for i := range seqs {
+		if len(present) > 0 && present[0].Seq == seqs[i].Seq {
+			all[i], present = present[0], present[1:]
+		} else {
+			all[i] = sdk.SeqResult{Seq: seqs[i].Seq, Token: -1}
+		}
+	}
+	return all
+}
+
 func (c *call) stepError() error {
-	if len(c.causes) == 0 {
+	if len(c.causes) == 0 && len(c.absent) == 0 {
 		return nil
 	}
 	slices.SortFunc(c.causes, func(a, b failedMicroBatch) int { return cmp.Compare(a.mb, b.mb) })
 	e := &StepError{}
 	for _, f := range c.causes {
-		e.Failures = append(e.Failures, StepFailure{Seqs: c.plan.ids(f.mb), Err: f.err})
+		e.Failures = append(e.Failures, f.failures...)
 	}
+	e.Failures = append(e.Failures, c.absent...)
 	return e
 }

@@ -53,16 +53,29 @@ type StepError struct {
 	Failures []StepFailure
 }
 
-// StepFailure is a micro-batch that failed. Its sequences have been released on every stage.
+// StepFailure says what failed for some sequences. They have been released on every stage.
 type StepFailure struct {
 	Seqs []sdk.SeqID
-	Err  error // a *StageError, or ErrClosed
+	Err  error // a *StageError, a *SpoiledError, ErrClosed, or the end of the context of an earlier step of the sequence
 }
+
+// SpoiledError is the failure of a sequence that shared a micro-batch with one that had failed in an earlier step. Nothing is
+// wrong with it but that its state is lost: begun again, it goes on.
+type SpoiledError struct {
+	By  sdk.SeqID
+	Err error // that the other failed with
+}
+
+func (e *SpoiledError) Error() string {
+	return fmt.Sprintf("a step was lost as sequence %d, which was in it as well, had failed: %v", e.By, e.Err)
+}
+
+func (e *SpoiledError) Unwrap() error { return e.Err }
 
 func (e *StepError) Error() string {
 	text := e.Failures[0].Err.Error()
 	if more := len(e.Failures) - 1; more > 0 {
-		text += fmt.Sprintf(" (and %d more micro-batches failed)", more)
+		text += fmt.Sprintf(" (and %d more failures)", more)
 	}
 	return text
 }

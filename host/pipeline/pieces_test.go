@@ -1,6 +1,7 @@
 package pipeline
 
 import (
+	"errors"
 	"fmt"
 	"math/rand/v2"
 	"testing"
@@ -48,12 +49,17 @@ func TestPiecesFollowEachOther(t *testing.T) {
 	}
 }
 
-// beginPieces has a prompt under way in pieces of three rows.
-func beginPieces(t *testing.T, p *Pipeline, r *request, pieces int) (waits []func() ([]sdk.SeqResult, error)) {
+// piece returns the next rows of the prompt, and counts them as fed.
+func (r *request) piece(rows int) sdk.SeqStep {
+	step := r.next(rows)
+	r.fed += len(step.Tokens)
+	return step
+}
+
+// beginPieces has a prompt under way in pieces of three rows, each in a step with the others.
+func beginPieces(t *testing.T, p *Pipeline, r *request, pieces int, others ...sdk.SeqStep) (waits []func() ([]sdk.SeqResult, error)) {
 	for range pieces {
-		step := r.next(3)
-		r.fed += len(step.Tokens)
-		waits = append(waits, p.Begin(t.Context(), []sdk.SeqStep{step}))
+		waits = append(waits, p.Begin(t.Context(), append([]sdk.SeqStep{r.piece(3)}, others...)))
 	}
 	return waits
 }
@@ -92,13 +98,92 @@ func TestFailedPieceEndsThoseAfterIt(t *testing.T) {
 					}
 				}
 				other.check(t)
-				if err := p.Release(t.Context(), other.id); err != nil {
-					t.Fatal(err)
+				for _, r := range []*request{victim, other} {
+					if err := p.Release(t.Context(), r.id); err != nil {
+						t.Fatal(err)
+					}
 				}
-				synctest.Wait() // for the releases that nobody waited for
 				checkEmpty(t, p, l)
 			})
 		})
+	}
+}
+
+// A sequence that shares a step under way with a later piece of a failed prompt loses its state, and is told that it is not to
+// blame; one that is to share a step with it from then on loses nothing.
+func TestFailedPieceAndItsCompany(t *testing.T) {
+	for stage := range 3 {
+		t.Run(fmt.Sprintf("on stage %d", stage), func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				begun := make(chan struct{})
+				l := faultAt(stage, func(op sdk.Op) bool {
+					s, ok := op.(*sdk.Step)
+					if ok = ok && s.Seqs[0].Seq == 1 && s.Seqs[0].Pos == 3; ok {
+						<-begun
+					}
+					return ok
+				}, sdk.Errorf(sdk.CodeInternal, "broken"))
+				cfg := toyConfig(t, 3, l)
+				cfg.MicroBatch = 4
+				p := startToy(t, cfg)
+				defer closeToy(t, p)
+				rng := rand.New(rand.NewPCG(1, 9))
+				victim, company, later := newRequest(p, rng, 18), newRequest(p, rng, 12), newRequest(p, rng, 3)
+				for _, r := range []*request{victim, company, later} {
+					if err := r.reserve(t.Context(), p); err != nil {
+						t.Fatal(err)
+					}
+				}
+				waits := beginPieces(t, p, victim, 2)
+				for range 2 {
+					waits = append(waits, beginPieces(t, p, company, 1, victim.piece(3))...)
+				}
+				close(begun)
+				if _, err := waits[0](); err != nil {
+					t.Errorf("the piece before the failure: %v", err)
+				}
+				for i, wait := range waits[1:] {
+					_, err := wait()
+					checkFailed(t, err, victim.id, nil)
+					if i > 0 {
+						checkFailed(t, err, company.id, &SpoiledError{By: victim.id})
+					}
+				}
+				results, err := beginPieces(t, p, later, 1, victim.piece(3), company.piece(3))[0]()
+				checkFailed(t, err, victim.id, nil)
+				checkFailed(t, err, company.id, &SpoiledError{By: victim.id})
+				if stepErr, ok := errors.AsType[*StepError](err); !ok || stepErr.Of(later.id) != nil || len(results) != 3 || results[0].Seq != later.id {
+					t.Fatalf("what shared a step with them only then ended with %v, %v", results, err)
+				}
+				later.tokens = append(later.tokens, results[0].Token)
+				later.check(t)
+				_, err = beginPieces(t, p, victim, 1)[0]()
+				checkFailed(t, err, victim.id, nil)
+				for _, r := range []*request{victim, company, later} {
+					if err := p.Release(t.Context(), r.id); err != nil {
+						t.Fatal(err)
+					}
+				}
+				checkEmpty(t, p, l)
+			})
+		})
+	}
+}
+
+// checkFailed: the sequence failed with the injected error, on its own account or, with spoiled, because of another.
+func checkFailed(t *testing.T, err error, seq sdk.SeqID, spoiled *SpoiledError) {
+	t.Helper()
+	stepErr, ok := errors.AsType[*StepError](err)
+	if !ok {
+		t.Fatalf("got %v, want a *StepError", err)
+	}
+	cause := stepErr.Of(seq)
+	if stage, ok := errors.AsType[*StageError](cause); !ok || sdk.CodeOf(stage) != sdk.CodeInternal {
+		t.Errorf("sequence %d failed with %v, want the stage's error", seq, cause)
+	}
+	other, ok := errors.AsType[*SpoiledError](cause)
+	if ok != (spoiled != nil) || ok && other.By != spoiled.By {
+		t.Errorf("sequence %d failed with %v, want spoiled: %v", seq, cause, spoiled)
 	}
 }
 

@@ -325,14 +325,16 @@ func (p *Pipeline) Fork(ctx context.Context, from, to sdk.SeqID) error {
 //
 // A micro-batch that fails costs its own sequences only: the error is then a *StepError, and the results of the
 // other sequences are valid. The sequences of a failed micro-batch, or of the whole step when ctx ends, are
-// released on every stage. seqs and what it points at must not change before Step returns, and after an error never.
+// released on every stage; Release, which is still to come, forgets why. seqs and what it points at must not change before
+// Step returns, and after an error never.
 func (p *Pipeline) Step(ctx context.Context, seqs []sdk.SeqStep) ([]sdk.SeqResult, error) {
 	return p.c.Begin(ctx, seqs)()
 }
 
 // Begin is Step in two halves: it gives the order and does not wait; wait, to be called once, does. The pieces of a prompt
 // can so follow each other through the stages: a step of which nothing is wanted for a sequence need not have ended before
-// the sequence's next begins. When a piece fails, those after it fail as well.
+// the sequence's next begins. When a piece fails, those after it fail as well: a step that begins later goes on without the
+// sequence, and the others of a micro-batch that was under way fail with a *SpoiledError.
 func (p *Pipeline) Begin(ctx context.Context, seqs []sdk.SeqStep) (wait func() ([]sdk.SeqResult, error)) {
 	return p.c.Begin(ctx, seqs)
 }

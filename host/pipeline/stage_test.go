@@ -505,7 +505,7 @@ func TestCoordinatorDropsStrayReports(t *testing.T) {
 func TestStepErrorText(t *testing.T) {
 	one := StepFailure{Seqs: []sdk.SeqID{1}, Err: &StageError{Stage: 1, Plugin: "toy", Phase: PhaseDecode, Err: errors.New("no room")}}
 	e := &StepError{Failures: []StepFailure{one, one}}
-	if got, want := e.Error(), "stage 1 (toy) failed in decode: no room (and 1 more micro-batches failed)"; got != want {
+	if got, want := e.Error(), "stage 1 (toy) failed in decode: no room (and 1 more failures)"; got != want {
 		t.Errorf("got %q, want %q", got, want)
 	}
 	elsewhere := &StageError{Stage: 1, Node: "stage-1", Plugin: "llama", Phase: PhaseDecode, Err: errors.New("no room")}
