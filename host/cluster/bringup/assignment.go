@@ -2,6 +2,7 @@ package bringup
 
 import (
 	"fmt"
+	"strings"
 
 	"github.com/mlxcel/mlxcel/host/cluster"
 	"github.com/mlxcel/mlxcel/host/transport"
@@ -37,11 +38,20 @@ func (a *assignment) open(session transport.Session, owner string) error {
 
 // admits tells whether a coordinator of that name may connect.
 func (a *assignment) admits(owner string) error {
-	if a.phase == PhaseWaiting || a.phase != PhaseStopping && a.owner == owner {
+	if a.phase == PhaseWaiting || a.phase != PhaseStopping && a.owner == owner || a.yieldsTo(owner) {
 		return nil
 	}
 	return a.busy()
 }
+
+// yieldsTo tells whether the peer goes over to another coordinator. Of two that have come at the same time, each may hold peers
+// that the other waits for: as long as nothing has been offered, the one whose run has the smaller name gets them all.
+func (a *assignment) yieldsTo(owner string) bool {
+	return a.phase == PhaseLearned && runName(owner) < runName(a.owner)
+}
+
+// runName is the part of a coordinator's node id that each of its runs has anew, see Coordinator.newRun.
+func runName(owner string) string { return owner[strings.LastIndexByte(owner, '#')+1:] }
 
 func (a *assignment) busy() error {
 	return cluster.RefuseBusy(fmt.Sprintf("%s (%s)", a.owner, a.phase))

@@ -30,7 +30,7 @@ func (c *controlServer) failed(call string, err error) error {
 // Learn is the service's.
 func (c *controlServer) Learn(ctx context.Context, _ *pb.LearnRequest) (*pb.LearnReply, error) {
 	s, p := c.s, c.s.peer
-	if err := s.open(); err != nil {
+	if err := s.open(ctx); err != nil {
 		return nil, c.failed("learn", err)
 	}
 	device, err := p.runtime.Device(ctx)

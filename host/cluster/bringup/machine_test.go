@@ -30,6 +30,7 @@ type script struct {
 //	refuse P REASON      peer P refuses or fails
 //	lose P               the connection between the coordinator and peer P breaks, and both notice
 //	stopped P...         the peers have ended what they ran
+//	ask NAME P           another coordinator's run asks for peer P
 //	late PHASE P EPOCH   a message of another epoch arrives at peer P
 func TestMachines(t *testing.T) {
 	s := &script{}
@@ -78,6 +79,16 @@ func (s *script) carryOut(t *testing.T, command string, words []string) {
 			i := number(t, w)
 			s.peers[i].stopped()
 			s.say("peer %d: %s", i, s.peers[i].phase)
+		}
+	case "ask":
+		i := number(t, words[1])
+		switch err := s.peers[i].admits(words[0]); {
+		case err != nil:
+			s.say("peer %d: %v", i, err)
+		case s.peers[i].yieldsTo(words[0]):
+			s.say("peer %d: goes over to %s", i, words[0])
+		default:
+			s.say("peer %d: is free for %s", i, words[0])
 		}
 	case "late":
 		i := number(t, words[1])

@@ -16,6 +16,7 @@ import (
 	"github.com/mlxcel/mlxcel/host/cluster"
 	"github.com/mlxcel/mlxcel/host/partition"
 	"github.com/mlxcel/mlxcel/host/securelink"
+	"github.com/mlxcel/mlxcel/host/transport"
 	"github.com/mlxcel/mlxcel/sdk"
 	"github.com/mlxcel/mlxcel/sdk/example/leakyrnn"
 )
@@ -187,6 +188,61 @@ func TestBusy(t *testing.T) {
 	}
 	if _, err := greedy(t.Context(), running.Pipeline, testPrompt, 2); err != nil {
 		t.Errorf("the cluster that runs is hurt: %v", err)
+	}
+}
+
+// Two coordinators that each hold a peer that the other waits for do not wait for ever: the one whose run has the smaller name
+// gets both, and the other once that one has ended.
+func TestTwoCoordinatorsAtOnce(t *testing.T) {
+	peers := startPeers(t, testModel(t), 2)
+	held := make(chan struct{}) // closed once each holds one
+	start := func(run byte, own int) <-chan *Running {
+		c := newTestCoordinator(t, addresses(peers), func(c *CoordinatorConfig) {
+			c.Rand = bytes.NewReader(bytes.Repeat([]byte{run}, len(transport.Session{})))
+			c.Dial = func(ctx context.Context, address string) (net.Conn, error) {
+				if address != peers[own].address {
+					select {
+					case <-held:
+					case <-ctx.Done():
+						return nil, context.Cause(ctx)
+					}
+				}
+				return (&net.Dialer{}).DialContext(ctx, "tcp", address)
+			}
+		})
+		up := make(chan *Running)
+		go func() {
+			defer close(up)
+			committed, err := c.Prepare(t.Context())
+			if err != nil {
+				t.Error(err)
+				return
+			}
+			running, err := committed.Activate(t.Context())
+			if err != nil {
+				t.Error(err)
+				return
+			}
+			up <- running
+		}()
+		return up
+	}
+	second, first := start(2, 0), start(1, 1)
+	for _, p := range peers {
+		p.await(PhaseLearned)
+	}
+	close(held)
+	for i, up := range []<-chan *Running{first, second} {
+		running, ok := <-up
+		if !ok {
+			t.Fatalf("coordinator %d did not come up", i+1)
+		}
+		if _, err := greedy(t.Context(), running.Pipeline, testPrompt, 2); err != nil {
+			t.Error(err)
+		}
+		if err := running.Close(context.Background()); err != nil {
+			t.Error(err)
+		}
 	}
 }
 

@@ -23,6 +23,13 @@ var (
 	errShutdown        = errors.New("the coordinator ends the cluster")
 )
 
+// yieldError is the end of a session whose coordinator still waited for other peers when another came.
+type yieldError struct{ to string }
+
+func (e *yieldError) Error() string {
+	return fmt.Sprintf("the peer goes over to coordinator %s, which came at the same time", e.to)
+}
+
 // abortError is the end that a coordinator wants because another node failed.
 type abortError struct{ reason string }
 
@@ -68,17 +75,43 @@ func newSession(ctx context.Context, p *Peer, c *transport.Conn) *session {
 	return s
 }
 
-// open makes this the peer's session; a *cluster.Refusal where it has one.
-func (s *session) open() error {
+// open makes this the peer's session; a *cluster.Refusal where it has one that does not yield.
+func (s *session) open(ctx context.Context) error {
+	for {
+		yielding, err := s.tryOpen()
+		if yielding == nil {
+			return err
+		}
+		select {
+		case <-yielding.torn:
+		case <-s.ctx.Done():
+			return context.Cause(s.ctx)
+		case <-ctx.Done():
+			return context.Cause(ctx)
+		}
+	}
+}
+
+// tryOpen returns the session that must end first, where it yields to this one.
+func (s *session) tryOpen() (yielding *session, err error) {
 	p := s.peer
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if s.ctx.Err() != nil {
-		return context.Cause(s.ctx)
+	switch {
+	case s.ctx.Err() != nil:
+		return nil, context.Cause(s.ctx)
+	case p.session == s:
+		return nil, nil
+	case p.assignment.yieldsTo(s.owner):
+		p.session.loseHeld(&yieldError{s.owner})
+		return p.session, nil
 	}
-	if p.session == s {
-		return nil
-	}
+	return nil, s.openHeld()
+}
+
+// openHeld begins the session; peer.mu is held.
+func (s *session) openHeld() error {
+	p := s.peer
 	if err := p.assignment.open(s.id, s.owner); err != nil {
 		return err
 	}
@@ -122,9 +155,14 @@ func (s *session) advance(epoch uint64, to Phase) error {
 
 // lose begins the end of the session. The first reason counts.
 func (s *session) lose(err error) {
+	s.peer.mu.Lock()
+	defer s.peer.mu.Unlock()
+	s.loseHeld(err)
+}
+
+// loseHeld is lose; peer.mu is held.
+func (s *session) loseHeld(err error) {
 	p := s.peer
-	p.mu.Lock()
-	defer p.mu.Unlock()
 	if s.ctx.Err() != nil {
 		return
 	}
