@@ -116,34 +116,34 @@ func (o *offer) plan(profile *sdk.ModelProfile) (*partition.Plan, error) {
 	return plan, nil
 }
 
-// check says why this peer can't take the offer, a *cluster.Refusal. device is counted now.
-func (o *offer) check(name, version string, have *Inspection, device sdk.Device, headroom partition.Headroom) error {
+// check returns the cut that the peer takes its stage of, or why it can't, a *cluster.Refusal. device is counted now.
+func (o *offer) check(name, version string, have *Inspection, device sdk.Device, headroom partition.Headroom) (*partition.Plan, error) {
 	switch {
 	case o.stage < 0 || o.stage >= len(o.stages):
-		return &cluster.Refusal{Code: cluster.CodeLayers, Reason: fmt.Sprintf("the offer is for stage %d of %d", o.stage, len(o.stages))}
+		return nil, &cluster.Refusal{Code: cluster.CodeLayers, Reason: fmt.Sprintf("the offer is for stage %d of %d", o.stage, len(o.stages))}
 	case o.cluster != name:
-		return cluster.RefuseCluster(name, o.cluster)
+		return nil, cluster.RefuseCluster(name, o.cluster)
 	case o.version != version:
-		return cluster.RefuseVersion(version, o.version)
+		return nil, cluster.RefuseVersion(version, o.version)
 	case have.Profile == nil || have.Family.Name != o.family || have.Family.PlanOnly || !have.Family.Pipeline && len(o.stages) > 1:
-		return cluster.RefuseCapability(cluster.Capability{Family: o.family, ModelType: have.ModelType, There: have.Executors})
+		return nil, cluster.RefuseCapability(cluster.Capability{Family: o.family, ModelType: have.ModelType, There: have.Executors})
 	case device.Kind != o.accelerator:
-		return cluster.RefuseAccelerator(o.accelerator, device.Kind)
+		return nil, cluster.RefuseAccelerator(o.accelerator, device.Kind)
 	}
 	if diff := o.identity.Diff(have.Identity); len(diff) > 0 {
-		return cluster.RefuseModel(diff)
+		return nil, cluster.RefuseModel(diff)
 	}
 	plan, err := o.plan(have.Profile)
 	if err != nil {
-		return err
+		return nil, err
 	}
 	if err := o.checkConfig(); err != nil {
-		return err
+		return nil, err
 	}
 	if need, budget := plan.Stages[o.stage].Load.Total(), o.budget(device, headroom); need > budget {
-		return cluster.RefuseMemory(need, budget)
+		return nil, cluster.RefuseMemory(need, budget)
 	}
-	return nil
+	return plan, nil
 }
 
 // budget is what the stage may use of this peer's device, whatever other stages do there.

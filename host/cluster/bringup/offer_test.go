@@ -64,7 +64,7 @@ func TestOfferIsChecked(t *testing.T) {
 		o, have := goodOffer()
 		device := sdk.Device{Kind: "cpu", TotalMemory: 1 << 20, FreeMemory: 1 << 20}
 		tc.change(o, have, &device)
-		err := o.check("test", testVersion, have, device, partition.Headroom{})
+		_, err := o.check("test", testVersion, have, device, partition.Headroom{})
 		refusal, _ := err.(*cluster.Refusal)
 		if (err != nil) != (tc.code != "") || refusal != nil && refusal.Code != tc.code {
 			t.Errorf("%s: %v, want code %q", tc.name, err, tc.code)
@@ -87,12 +87,12 @@ func FuzzOffer(f *testing.F) {
 			return
 		}
 		o := offerFrom(&m)
-		if o.check("test", testVersion, have, device, partition.Headroom{}) != nil {
+		plan, err := o.check("test", testVersion, have, device, partition.Headroom{})
+		if err != nil {
 			return
 		}
-		plan, err := o.plan(have.Profile)
-		if err != nil || plan.Stages[o.stage].LayerRange != o.self().layers {
-			t.Fatalf("an offer that was accepted has no plan: %v", err)
+		if plan.Stages[o.stage].LayerRange != o.self().layers {
+			t.Fatalf("an offer of %v was accepted with the plan %v", o.self().layers, plan)
 		}
 	})
 }

@@ -260,10 +260,7 @@ func (s *session) accept(ctx context.Context, o *offer) error {
 		return err
 	}
 	self := p.cfg.Secure.Self
-	if err := o.check(self.Cluster, self.Version, p.have, device, p.cfg.headroom()); err != nil {
-		return err
-	}
-	plan, err := o.plan(p.have.Profile)
+	plan, err := o.check(self.Cluster, self.Version, p.have, device, p.cfg.headroom())
 	if err != nil {
 		return err
 	}
