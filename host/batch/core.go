@@ -88,7 +88,6 @@ type job struct {
 	waiting    time.Time // for memory, since
 	joined     time.Time
 	preempted  int
-	spoiled    bool                          // its state was lost with another's: it begins again once its steps have ended
 	refused    *kvledger.AdmissionDiagnostic // why it could not join when it last tried
 	refusedAt  uint64                        // core.freed when a stage refused it
 	ended      bool
@@ -106,6 +105,7 @@ const (
 	placeJoining       // its sequence is being reserved
 	placeReady         // for a step; pieces of its prompt may be under way
 	placeFlight        // in a step whose result must come first
+	placeSpoiled       // its state was lost with another's: it begins again once its steps have ended
 	placeGone
 )
 
@@ -231,7 +231,7 @@ func (c *core) end(now time.Time, j *job, reason FinishReason, err error) {
 	case placeQueue:
 		c.queue = slices.DeleteFunc(c.queue, func(o *job) bool { return o == j })
 		j.place = placeGone
-	case placeReady, placeFlight:
+	case placeReady, placeFlight, placeSpoiled:
 		c.leave(now, j)
 	}
 }
@@ -357,7 +357,7 @@ func (c *core) join(now time.Time) {
 			return
 		}
 		c.queue = slices.Delete(c.queue, 0, 1)
-		j.place, j.seq, j.fed, j.held, j.since, j.spoiled = placeJoining, seq, 0, 0, 0, false
+		j.place, j.seq, j.fed, j.held, j.since = placeJoining, seq, 0, 0, 0
 		j.scores = c.restartScores(j)
 		j.refused, j.waiting = nil, time.Time{}
 		c.toTheBack(j)
@@ -459,13 +459,13 @@ func (c *core) stepped(now time.Time, f *flight, results []sdk.SeqResult, err er
 	for k, p := range f.pieces {
 		j := p.job
 		j.steps--
-		if p.exclusive() && !j.spoiled {
+		if p.exclusive() && j.place != placeSpoiled {
 			j.place = placeReady
 		}
 		switch err := failed(j.seq); {
 		case j.ended:
 			c.leave(now, j)
-		case j.spoiled || isSpoiled(err):
+		case j.place == placeSpoiled || isSpoiled(err):
 			c.spoil(now, j)
 		case err != nil:
 			c.end(now, j, "", c.failure(j, err))
@@ -482,7 +482,7 @@ func isSpoiled(err error) bool {
 
 // spoil has a job begin again that lost its state because it was in a step with one that failed: nothing is wrong with it.
 func (c *core) spoil(now time.Time, j *job) {
-	j.spoiled, j.place = true, placeFlight
+	j.place = placeSpoiled
 	if j.steps == 0 {
 		c.counters.Restarts++
 		c.putBack(now, j)

@@ -183,11 +183,11 @@ func (r *coreRun) done(t *testing.T, d *datadriven.TestData, id string) {
 			results[i].Token = 1
 		}
 	}
+	var err error
 	if len(failures) > 0 {
-		r.c.stepped(r.now, f, results, &pipeline.StepError{Failures: failures})
-		return
+		err = &pipeline.StepError{Failures: failures}
 	}
-	r.c.stepped(r.now, f, results, nil)
+	r.c.stepped(r.now, f, results, err)
 }
 
 // print tells a step as name[first position:end), with ' for prompt rows and a suffix for what is wanted.

@@ -6,13 +6,11 @@ package batch
 
 import (
 	"context"
-	"errors"
 	"runtime/debug"
 	"sync"
 	"time"
 
 	"github.com/mlxcel/mlxcel/host/kvledger"
-	"github.com/mlxcel/mlxcel/host/pipeline"
 	"github.com/mlxcel/mlxcel/sdk"
 )
 
@@ -195,10 +193,11 @@ func (s *Scheduler) startStep(l *life, f *flight) {
 			case err != nil && l.rt.Err() != nil:
 				s.lose(now, l.rt.Err())
 			default:
-				if spoiled, ok := errors.AsType[*pipeline.SpoiledError](err); ok {
-					s.cfg.Logger.Warn("requests begin again that shared a step with a failed one", "error", spoiled)
-				}
+				before := s.core.counters.Restarts
 				s.core.stepped(now, f, results, err)
+				if n := s.core.counters.Restarts - before; n > 0 {
+					s.cfg.Logger.Warn("requests begin again that shared a step with a failed one", "requests", n, "error", err)
+				}
 			}
 		})
 	})

@@ -298,11 +298,13 @@ func (c *coordinator) giveUp(step uint64, plan *StepPlan, mb int) {
 
 // abandon ends a step that its caller gave up.
 func (c *coordinator) abandon(step uint64, plan *StepPlan, cause error) {
-	c.forget(step)
+	c.mu.Lock()
+	delete(c.calls, step)
 	for mb := range plan.MicroBatches() {
-		c.mu.Lock()
 		c.blame(plan.ids(mb), cause)
-		c.mu.Unlock()
+	}
+	c.mu.Unlock()
+	for mb := range plan.MicroBatches() {
 		c.giveUp(step, plan, mb)
 	}
 }
