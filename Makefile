@@ -64,8 +64,9 @@ bin/lib/mlx: $(MLX)
 demo: setup ## answer a question with a real model over a pipeline of two stages
 	bin/mlxcel generate -m $(MODEL) --pp-size 2 --temp 0 -n 80 --verbose -p "What is a pipeline? Answer in two sentences."
 
+# Tests run the programs in bin, whose changes Go's cache of results knows nothing of: hence -count=1.
 test: setup ## run the tests
-	$(WITH_MLX) go test -timeout 30m $(TESTFLAGS) $(addsuffix /...,$(addprefix ./,$(MODULES)))
+	$(WITH_MLX) go test -count=1 -timeout 30m $(TESTFLAGS) $(addsuffix /...,$(addprefix ./,$(MODULES)))
 
 bench: setup ## run the benchmarks
 	$(WITH_MLX) scripts/bench.sh
@@ -77,7 +78,7 @@ fuzz: $(MLX) ## run every fuzz target for FUZZTIME (10s)
 	$(WITH_MLX) scripts/fuzz.sh $(MODULES)
 
 race: setup ## run the tests of the Go libraries under the race detector
-	$(WITH_MLX) go test -race ./sdk/... ./host/... ./mlxshared/mlx ./mlxshared/nn ./mlxshared/sample ./mlxshared/stage ./mlxshared/weights
+	$(WITH_MLX) go test -count=1 -race ./sdk/... ./host/... ./mlxshared/mlx ./mlxshared/nn ./mlxshared/sample ./mlxshared/stage ./mlxshared/weights
 
 sanitize: $(MLX) ## run the tests of kernels and shim under the address sanitizer
 	$(WITH_MLX) go test -asan -timeout 30m ./mlxshared/kernels/cpu ./mlxshared/mlx
