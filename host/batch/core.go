@@ -453,7 +453,7 @@ func (c *core) stepped(now time.Time, f *flight, results []sdk.SeqResult, err er
 	default:
 		c.pace.learn(f, c.lastStep)
 		if f.decodes > 0 && !f.aborted {
-			c.rounds.learn(f, c.lastStep)
+			c.rounds.learn(f.streams, f.groups, c.lastStep, !f.mixed && f.prefill == 0)
 		}
 	}
 	for k, p := range f.pieces {

@@ -5,9 +5,8 @@ import (
 	"time"
 )
 
-// rounds corrects the number of groups by what steps really take for their rows: the warm-up may have come at a bad
-// moment, or the machine have more or less to do since. Now and then it tries another number for a few rounds, more seldom
-// the longer the one in use has held.
+// rounds corrects the number of groups by what rounds over the streams really take: the warm-up may have come at a bad
+// moment, or the machine have more or less to do since. Now and then it tries another number for a few rounds.
 type rounds struct {
 	speeds *Speeds // of the warm-up; nil where there was none
 	stages int
@@ -15,20 +14,18 @@ type rounds struct {
 }
 
 const (
-	firstTrial = 64   // steps of a number of groups before another is tried; eight times as many after each trial that was lost
-	lastTrial  = 2048 // at most
+	firstTrial = 64   // steps before another number of groups is tried for the first time
+	nextTrial  = 2048 // and between later trials: they must not cost much
 	trialLaps  = 8    // rounds of a trial
-	leastSteps = 4    // that a comparison takes at least
-	hopeless   = 1.25 // times the cost: a trial is lost as soon as that shows
+	leastLaps  = 4    // rounds without prompts that a comparison takes at least
 )
 
 // contest is between the number of groups in use and one on trial.
 type contest struct {
-	current, trial int             // groups; trial is 0 while there is none
-	next           int             // whose turn it is on trial
-	gap            int             // steps from one trial to the next
-	left           int             // steps to the beginning or the end of a trial
-	costs          map[int]*window // of a row, by groups
+	current, trial int // groups; trial is 0 while there is none
+	next           int // whose turn it is on trial
+	left           int // steps to the beginning or the end of a trial
+	times          map[int]*window
 }
 
 // groups returns in how many groups to step so many streams.
@@ -43,41 +40,33 @@ func (r *rounds) groups(streams int) int {
 	return min(c.using(), streams)
 }
 
-// candidates are the numbers worth using, at least two: one group, as many as there are stages, and what the warm-up found best.
+// candidates are the numbers worth a trial: one group, as many as there are stages, and what the warm-up found best.
 func (r *rounds) candidates(streams int) []int {
 	all := []int{1, min(r.stages, streams), r.speeds.Groups(streams, r.stages)}
 	slices.Sort(all)
 	return slices.Compact(all)
 }
 
-// learn takes the time of a step with streams.
-func (r *rounds) learn(f *flight, wall time.Duration) {
-	if r.stages < 2 || f.streams < 2 {
+// learn takes the time of a step of so many streams in so many groups; clean is one without prompt rows beside it.
+func (r *rounds) learn(streams, groups int, wall time.Duration, clean bool) {
+	if r.stages < 2 || streams < 2 {
 		return
 	}
-	class := sizeClass(f.streams)
+	class := sizeClass(streams)
 	c := r.sizes[class]
 	if c == nil {
-		c = &contest{current: r.speeds.Groups(f.streams, r.stages), gap: firstTrial, left: firstTrial, costs: map[int]*window{}}
+		c = &contest{current: r.speeds.Groups(streams, r.stages), left: firstTrial, times: map[int]*window{}}
 		r.sizes[class] = c
 	}
-	if f.groups != c.using() {
+	if groups != c.using() {
 		return // begun before the last change
 	}
-	c.cost(f.groups).add(f.cost(wall))
-	if c.left--; c.left <= 0 || c.trial > 0 && c.compare() > hopeless {
-		c.turn(r.candidates(f.streams))
+	if clean {
+		c.time(groups).add(wall / time.Duration(streams))
 	}
-}
-
-// cost is what a row of the step has taken of the stages' time, which the step shared with those of the other groups. Prompt rows
-// count like others: whatever the number of groups, there are as many of them.
-func (f *flight) cost(wall time.Duration) time.Duration {
-	rows := f.decodes + f.prefill
-	if f.company {
-		rows *= f.groups
+	if c.left--; c.left <= 0 {
+		c.turn(r.candidates(streams))
 	}
-	return wall / time.Duration(rows)
 }
 
 func (c *contest) using() int {
@@ -87,38 +76,32 @@ func (c *contest) using() int {
 	return c.current
 }
 
-func (c *contest) cost(groups int) *window {
-	w := c.costs[groups]
+func (c *contest) time(groups int) *window {
+	w := c.times[groups]
 	if w == nil {
 		w = &window{}
-		c.costs[groups] = w
+		c.times[groups] = w
 	}
 	return w
 }
 
 // turn begins a trial, or ends one.
 func (c *contest) turn(candidates []int) {
-	switch {
-	case c.trial == 0:
-		others := slices.DeleteFunc(candidates, func(groups int) bool { return groups == c.current })
+	if c.trial == 0 {
 		c.next++
-		c.trial = others[c.next%len(others)]
-		c.costs[c.trial] = &window{} // what it took long ago no longer counts
-		c.left = trialLaps * c.trial
-		return
-	case c.compare() < 1-gain: // by more than the error of measurement
-		c.current, c.gap = c.trial, firstTrial
-	default:
-		c.gap = min(8*c.gap, lastTrial)
+		if c.trial = candidates[c.next%len(candidates)]; c.trial != c.current {
+			c.times[c.trial] = &window{} // what it took long ago no longer counts
+			c.left = trialLaps * c.trial
+			return
+		}
+	} else if c.better() {
+		c.current = c.trial
 	}
-	c.trial, c.left = 0, c.gap
+	c.trial, c.left = 0, nextTrial
 }
 
-// compare returns the cost of the number on trial as a part of that of the one in use; 1 where too little is known.
-func (c *contest) compare() float64 {
-	now, then := c.cost(c.trial), c.cost(c.current)
-	if min(now.len(), then.len()) < leastSteps {
-		return 1
-	}
-	return float64(now.median()) / float64(max(then.median(), 1))
+// better tells whether the number on trial has shown itself faster by more than the error of measurement.
+func (c *contest) better() bool {
+	now, then := c.time(c.trial), c.time(c.current)
+	return now.len() >= leastLaps && then.len() > 0 && float64(now.median()) < (1-gain)*float64(then.median())
 }
