@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"os"
 	"sync/atomic"
 	"time"
 
@@ -22,17 +23,27 @@ type Client struct {
 	calls     pb.ExecutorClient
 	health    grpc_health_v1.HealthClient
 	region    *Region
+	channel   *SideChannel
 	streaming atomic.Bool
 }
 
-// NewClient returns a client over a connection to an executor. region is what the executor inherited; nil serves
-// everything but Load and steps.
-func NewClient(conn grpc.ClientConnInterface, region *Region) *Client {
+// NewClient returns a client over a connection to an executor. region and channel are what the executor inherited; nil
+// ones serve everything but Load and steps.
+func NewClient(conn grpc.ClientConnInterface, region *Region, channel *SideChannel) *Client {
 	return &Client{
-		calls:  pb.NewExecutorClient(conn),
-		health: grpc_health_v1.NewHealthClient(conn),
-		region: region,
+		calls:   pb.NewExecutorClient(conn),
+		health:  grpc_health_v1.NewHealthClient(conn),
+		region:  region,
+		channel: channel,
 	}
+}
+
+// Hand hands a descriptor to the executor over the side channel; see SideChannel.Hand.
+func (c *Client) Hand(purpose string, f *os.File) (uint32, error) {
+	if c.channel == nil {
+		return 0, Errorf(CodeInvalid, "hand over a descriptor for %s: the executor was started without a side channel", purpose)
+	}
+	return c.channel.Hand(purpose, f)
 }
 
 func limits() []grpc.CallOption {

@@ -42,11 +42,14 @@ func toError(e *pb.Error) *Error {
 	if _, ok := pb.Code_name[int32(e.GetCode())]; !ok {
 		code = CodeInternal
 	}
-	return &Error{Code: code, Message: e.GetMessage(), File: e.GetFile(), Tensor: e.GetTensor()}
+	return &Error{
+		Code: code, Message: e.GetMessage(), File: e.GetFile(), Tensor: e.GetTensor(),
+		Wanted: max(0, e.GetWanted()), Held: max(0, e.GetHeld()),
+	}
 }
 
 func fromError(e *Error) *pb.Error {
-	return &pb.Error{Code: pb.Code(e.Code), Message: e.Message, File: e.File, Tensor: e.Tensor}
+	return &pb.Error{Code: pb.Code(e.Code), Message: e.Message, File: e.File, Tensor: e.Tensor, Wanted: e.Wanted, Held: e.Held}
 }
 
 func toDescription(m *pb.Description) (*Description, error) {
@@ -64,6 +67,7 @@ func toDescription(m *pb.Description) (*Description, error) {
 		ContractVersion: version,
 		Runtime:         m.GetRuntime(),
 		Device:          *device,
+		Capabilities:    m.GetCapabilities(),
 	}
 	for _, f := range m.GetFamilies() {
 		d.Families = append(d.Families, *toFamily(f))
@@ -78,6 +82,7 @@ func fromDescription(d *Description) *pb.Description {
 		ContractVersion: int64(d.ContractVersion),
 		Runtime:         d.Runtime,
 		Device:          fromDevice(&d.Device),
+		Capabilities:    d.Capabilities,
 	}
 	for i := range d.Families {
 		m.Families = append(m.Families, fromFamily(&d.Families[i]))
@@ -244,7 +249,7 @@ func fromProfile(p *ModelProfile) *pb.ModelProfile {
 }
 
 func toLayout(m *pb.RegionLayout) (RegionLayout, error) {
-	l := RegionLayout{Slots: int(m.GetSlots()), InBytes: int(m.GetInBytes()), OutBytes: int(m.GetOutBytes())}
+	l := RegionLayout{Slots: int(m.GetSlots()), InBytes: int(m.GetInBytes()), OutBytes: int(m.GetOutBytes()), MaskBytes: int(m.GetMaskBytes())}
 	if err := l.Validate(); err != nil {
 		return l, Errorf(CodeInvalid, "%v", err)
 	}
@@ -299,9 +304,10 @@ func fromLoadRequest(r LoadRequest) *pb.LoadRequest {
 		TpSize:       int64(r.TPSize),
 		Adapter:      r.Adapter,
 		Region: &pb.RegionLayout{
-			Slots:    int64(r.Region.Slots),
-			InBytes:  int64(r.Region.InBytes),
-			OutBytes: int64(r.Region.OutBytes),
+			Slots:     int64(r.Region.Slots),
+			InBytes:   int64(r.Region.InBytes),
+			OutBytes:  int64(r.Region.OutBytes),
+			MaskBytes: int64(r.Region.MaskBytes),
 		},
 	}
 }
@@ -401,24 +407,6 @@ func fromSampler(s Sampler) *pb.Sampler {
 	}
 }
 
-func toReservation(m *pb.Reserve) (Reservation, error) {
-	maxLen, err := toCount("maximum length", m.GetMaxLen())
-	if err != nil {
-		return Reservation{}, err
-	}
-	if err := checkTokens(m.GetPrompt()); err != nil {
-		return Reservation{}, err
-	}
-	sampler, err := toSampler(m.GetSampler())
-	return Reservation{
-		Seq:     SeqID(m.GetSeq()),
-		Prompt:  m.GetPrompt(),
-		MaxLen:  maxLen,
-		Sampler: sampler,
-		Adapter: m.GetAdapter(),
-	}, err
-}
-
 func checkTokens(tokens []int32) error {
 	for _, t := range tokens {
 		if t < 0 {
@@ -426,78 +414,6 @@ func checkTokens(tokens []int32) error {
 		}
 	}
 	return nil
-}
-
-func fromReservation(r Reservation) *pb.Reserve {
-	return &pb.Reserve{
-		Seq:     uint64(r.Seq),
-		Prompt:  r.Prompt,
-		MaxLen:  int64(r.MaxLen),
-		Sampler: fromSampler(r.Sampler),
-		Adapter: r.Adapter,
-	}
-}
-
-func toSeqStep(m *pb.SeqStep) (SeqStep, error) {
-	var c counts
-	s := SeqStep{
-		Seq:     SeqID(m.GetSeq()),
-		Pos:     c.to("position", m.GetPos()),
-		Tokens:  m.GetTokens(),
-		Prompt:  m.GetPrompt(),
-		Want:    Want(m.GetWant()),
-		TopN:    c.to("number of top tokens", m.GetTopN()),
-		Logprob: m.GetLogprob(),
-		Targets: m.GetTargets(),
-		Allowed: m.GetAllowed(),
-	}
-	if c.err != nil {
-		return s, c.err
-	}
-	return s, checkSeqStep(s)
-}
-
-func checkSeqStep(s SeqStep) error {
-	if len(s.Tokens) == 0 {
-		return Errorf(CodeInvalid, "sequence %d has no rows in the step", s.Seq)
-	}
-	if err := checkTokens(s.Tokens); err != nil {
-		return err
-	}
-	if s.Pos > math.MaxInt-len(s.Tokens) {
-		return Errorf(CodeInvalid, "sequence %d: position %d overflows", s.Seq, s.Pos)
-	}
-	if _, ok := pb.Want_name[int32(s.Want)]; !ok {
-		return Errorf(CodeInvalid, "sequence %d wants unknown answer %d", s.Seq, s.Want)
-	}
-	targets := 0
-	if s.Want == WantScores {
-		targets = len(s.Tokens)
-	}
-	if len(s.Targets) != targets {
-		return Errorf(CodeInvalid, "sequence %d has %d targets, want %d", s.Seq, len(s.Targets), targets)
-	}
-	if err := checkTokens(s.Targets); err != nil {
-		return err
-	}
-	if s.Want != WantToken && (s.TopN != 0 || s.Logprob || len(s.Allowed) != 0) {
-		return Errorf(CodeInvalid, "sequence %d: top tokens, a log-probability and a mask go with a wanted token only", s.Seq)
-	}
-	return nil
-}
-
-func fromSeqStep(s *SeqStep) *pb.SeqStep {
-	return &pb.SeqStep{
-		Seq:     uint64(s.Seq),
-		Pos:     int64(s.Pos),
-		Tokens:  s.Tokens,
-		Prompt:  s.Prompt,
-		Want:    pb.Want(s.Want),
-		TopN:    int64(s.TopN),
-		Logprob: s.Logprob,
-		Targets: s.Targets,
-		Allowed: s.Allowed,
-	}
 }
 
 func toStats(m *pb.StatsReply) (*Stats, error) {
@@ -508,6 +424,8 @@ func toStats(m *pb.StatsReply) (*Stats, error) {
 		Sequences:     c.to("sequences", m.GetSequences()),
 		WeightBytes:   int64(c.to("weight bytes", m.GetWeightBytes())),
 		StateBytes:    int64(c.to("state bytes", m.GetStateBytes())),
+		ScratchBytes:  int64(c.to("scratch bytes", m.GetScratchBytes())),
+		PeakBytes:     int64(c.to("peak bytes", m.GetPeakBytes())),
 		ResidentBytes: int64(c.to("resident bytes", m.GetResidentBytes())),
 		BusyNanos:     int64(c.to("busy nanoseconds", m.GetBusyNanos())),
 	}
@@ -521,6 +439,8 @@ func fromStats(s *Stats) *pb.StatsReply {
 		Sequences:     int64(s.Sequences),
 		WeightBytes:   s.WeightBytes,
 		StateBytes:    s.StateBytes,
+		ScratchBytes:  s.ScratchBytes,
+		PeakBytes:     s.PeakBytes,
 		ResidentBytes: s.ResidentBytes,
 		BusyNanos:     s.BusyNanos,
 	}

@@ -1,6 +1,8 @@
 package sdk
 
 import (
+	"bytes"
+	"fmt"
 	"math"
 	"reflect"
 	"strings"
@@ -109,15 +111,100 @@ func TestRoundTrip(t *testing.T) {
 	}, toImportRequest)
 }
 
+// filledSteps sets every field of the steps' sequences in one of them at least.
+func filledSteps() []SeqStep {
+	scored, masked := filled[SeqStep](), filled[SeqStep]()
+	scored.Want, scored.Rows, scored.TopN, scored.Logprob, scored.Allowed = WantScores, 2, 0, false, nil
+	masked.Want, masked.Rows, masked.Seq, masked.Targets, masked.Tokens = WantToken, 1, scored.Seq+1, nil, nil
+	return []SeqStep{scored, masked}
+}
+
+// TestHosts sends everything that hosts send each other through its encoding, with every field filled.
+func TestHosts(t *testing.T) {
+	imported := filled[StateImport]()
+	imported.Layers = LayerRange{2, 5}
+	exported := filled[StateExport]()
+	exported.Layers = LayerRange{2, 5}
+	for _, op := range []Op{filled[Reservation](), filled[Release](), imported, exported} {
+		t.Run(fmt.Sprintf("%T", op), func(t *testing.T) {
+			raw, err := AppendOp([]byte("before"), op)
+			if err != nil || !bytes.HasPrefix(raw, []byte("before")) {
+				t.Fatalf("%q, %v", raw, err)
+			}
+			out, err := DecodeOp(raw[len("before"):])
+			if err != nil || !reflect.DeepEqual(op, out) {
+				t.Errorf("%+v became %+v, %v", op, out, err)
+			}
+		})
+	}
+	if _, err := AppendOp(nil, &Step{}); CodeOf(err) != CodeInvalid {
+		t.Errorf("a step as an operation: %v", err)
+	}
+	t.Run("steps", func(t *testing.T) {
+		in := filledSteps()
+		raw, err := AppendSteps(nil, in)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if out, err := DecodeSteps(raw); err != nil || !reflect.DeepEqual(in, out) {
+			t.Errorf("%+v became %+v, %v", in, out, err)
+		}
+	})
+	t.Run("results", func(t *testing.T) {
+		in := []SeqResult{filled[SeqResult](), filled[SeqResult]()}
+		in[0].Logits = Tensor{Dtype: DtypeFloat16, Rows: 2, Width: 3, Data: []byte("twelve bytes")}
+		in[1].Logits = Tensor{}
+		raw, err := AppendResults(nil, in)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if out, err := DecodeResults(raw); err != nil || !reflect.DeepEqual(in, out) {
+			t.Errorf("%+v became %+v, %v", in, out, err)
+		}
+	})
+}
+
+// TestManyParts refuses messages whose parts would take far more memory than their bytes.
+func TestManyParts(t *testing.T) {
+	sequences := make([]*pb.SeqStep, MaxStepSequences+1)
+	results := make([]*pb.SeqResult, MaxStepSequences+1)
+	top := make([]*pb.TokenScore, maxMessages+1)
+	bias := make(map[int32]float32, maxMessages+1)
+	for i := range maxMessages + 1 {
+		bias[int32(i)] = 0
+		top[i] = &pb.TokenScore{}
+	}
+	for i := range sequences {
+		sequences[i], results[i] = &pb.SeqStep{Seq: uint64(i)}, &pb.SeqResult{}
+	}
+	for name, c := range map[string]struct {
+		m      proto.Message
+		decode func([]byte) error
+	}{
+		"sequences of a step":   {&pb.Step{Seqs: sequences}, func(b []byte) error { _, err := DecodeSteps(b); return err }},
+		"sequences of a result": {&pb.StepResult{Seqs: results}, func(b []byte) error { _, err := DecodeResults(b); return err }},
+		"top tokens":            {&pb.StepResult{Seqs: []*pb.SeqResult{{Top: top}}}, func(b []byte) error { _, err := DecodeResults(b); return err }},
+		"biases": {&pb.Operation{Op: &pb.Operation_Reserve{Reserve: &pb.Reserve{Sampler: &pb.Sampler{LogitBias: bias}}}},
+			func(b []byte) error { _, err := DecodeOp(b); return err }},
+	} {
+		t.Run(name, func(t *testing.T) {
+			raw, err := proto.Marshal(c.m)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if err := c.decode(raw); CodeOf(err) != CodeInvalid || !strings.Contains(err.Error(), "more than") {
+				t.Errorf("error %v, want one about too many", err)
+			}
+		})
+	}
+}
+
 func TestStepRoundTrip(t *testing.T) {
-	layout := RegionLayout{Slots: 3, InBytes: 64, OutBytes: 96}
+	layout := RegionLayout{Slots: 3, InBytes: 64, OutBytes: 96, MaskBytes: 8}
 	mem := make([]byte, layout.Size())
-	in := &Step{ID: 7, Slot: 2, Out: layout.Out(mem, 2), Seqs: []SeqStep{
-		{Seq: 1, Pos: 3, Tokens: []int32{4, 5}, Prompt: true, Want: WantScores, Targets: []int32{5, 6}},
-		{Seq: 2, Tokens: []int32{9}, Want: WantToken, TopN: 2, Logprob: true, Allowed: []byte{1, 2}},
-	}}
+	in := &Step{ID: 7, Slot: 2, Out: layout.Out(mem, 2), Seqs: filledSteps()}
 	in.Hidden = Tensor{Dtype: DtypeBFloat16, Rows: 3, Width: 4, Data: layout.In(mem, 2)[8:32:32]}
-	m, err := fromStep(in, layout.In(mem, 2))
+	m, err := fromStep(in, layout.In(mem, 2), layout.Masks(mem, 2))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -128,9 +215,19 @@ func TestStepRoundTrip(t *testing.T) {
 	if !reflect.DeepEqual(in, out) || &in.Hidden.Data[0] != &out.Hidden.Data[0] {
 		t.Errorf("%+v became %+v", in, out)
 	}
+	for i := range out.Seqs {
+		if mask := out.Seqs[i].Allowed; len(mask) > 0 {
+			if _, within := offsetWithin(layout.Masks(mem, 2), mask); !within {
+				t.Error("a mask does not lie in the slot")
+			}
+		}
+	}
+	if raw, _ := proto.Marshal(m); len(raw) > 100 {
+		t.Errorf("the message has %d bytes: is bulk in it?", len(raw))
+	}
 
 	area := layout.Out(mem, 1)
-	result := &StepResult{ID: 7, ComputeNanos: 5, Hidden: Tensor{Dtype: DtypeFloat32, Rows: 1, Width: 2, Data: area[:8:8]}, Seqs: []SeqResult{{
+	result := &StepResult{ID: 7, ComputeNanos: 5, QueueNanos: 6, Hidden: Tensor{Dtype: DtypeFloat32, Rows: 1, Width: 2, Data: area[:8:8]}, Seqs: []SeqResult{{
 		Seq: 1, Token: -1, Logprob: -0.5, Top: []TokenScore{{3, 1.5, -0.25}}, Scores: []float32{-1, -2},
 		Logits: Tensor{Dtype: DtypeFloat32, Rows: 1, Width: 3, Data: area[84:96:96]},
 	}}}
@@ -171,7 +268,7 @@ func TestNumbers(t *testing.T) {
 
 // TestRefused sends what no correct host sends.
 func TestRefused(t *testing.T) {
-	layout := RegionLayout{Slots: 2, InBytes: 64, OutBytes: 64}
+	layout := RegionLayout{Slots: 2, InBytes: 64, OutBytes: 64, MaskBytes: 8}
 	mem := make([]byte, layout.Size())
 	load := func(change func(*pb.LoadRequest)) func() error {
 		return func() error {
@@ -215,16 +312,21 @@ func TestRefused(t *testing.T) {
 		"a slot past the last":      {step(func(m *pb.Step) { m.Slot = 2 }), "slot 2"},
 		"a negative slot":           {step(func(m *pb.Step) { m.Slot = -1 }), "slot -1"},
 		"no sequence":               {step(func(m *pb.Step) { m.Seqs = nil }), "no sequence"},
-		"a sequence without rows":   {step(func(m *pb.Step) { m.Seqs[0].Tokens = nil }), "no rows"},
+		"a negative number of rows": {step(func(m *pb.Step) { m.Seqs[0].Rows = -1 }), "number of rows"},
+		"rows without their tokens": {step(func(m *pb.Step) { m.Seqs[0].Rows = 2 }), "1 tokens for 2 rows"},
+		"a mask within the message": {step(func(m *pb.Step) { m.Seqs[0].Allowed = []byte{1} }), "put it into the slot"},
+		"a mask past the end":       {step(func(m *pb.Step) { m.Seqs[0].Mask = &pb.Span{Offset: 4, Bytes: 5} }), "does not fit"},
+		"a mask before the start":   {step(func(m *pb.Step) { m.Seqs[0].Mask = &pb.Span{Offset: -1, Bytes: 5} }), "does not fit"},
+		"a mask without bytes":      {step(func(m *pb.Step) { m.Seqs[0].Mask = &pb.Span{} }), "does not fit"},
 		"a sequence twice":          {step(func(m *pb.Step) { m.Seqs = append(m.Seqs, m.Seqs[0]) }), "twice"},
 		"a negative token":          {step(func(m *pb.Step) { m.Seqs[0].Tokens[0] = -1 }), "token id -1"},
 		"a negative position":       {step(func(m *pb.Step) { m.Seqs[0].Pos = -1 }), "position"},
-		"a position that overflows": {step(func(m *pb.Step) { m.Seqs[0].Pos = math.MaxInt64 }), "overflows"},
+		"a position that overflows": {step(func(m *pb.Step) { m.Seqs[0].Pos = math.MaxInt64 }), "passes the limit"},
 		"an unknown want":           {step(func(m *pb.Step) { m.Seqs[0].Want = 9 }), "unknown answer 9"},
 		"too few targets":           {step(func(m *pb.Step) { m.Seqs[0].Want = pb.Want_WANT_SCORES }), "0 targets, want 1"},
 		"targets for nothing":       {step(func(m *pb.Step) { m.Seqs[0].Targets = []int32{1} }), "1 targets, want 0"},
 		"a score for no token":      {step(func(m *pb.Step) { m.Seqs[0].Logprob = true }), "log-probability"},
-		"a mask for nothing":        {step(func(m *pb.Step) { m.Seqs[0].Allowed = []byte{1} }), "mask"},
+		"a mask for nothing":        {step(func(m *pb.Step) { m.Seqs[0].Mask = &pb.Span{Bytes: 1} }), "mask"},
 		"a tensor too large":        {step(func(m *pb.Step) { m.Hidden.Width = 17 }), "does not fit"},
 		"a tensor past the end":     {step(func(m *pb.Step) { m.Hidden.Offset = 4 }), "does not fit"},
 		"a tensor before the start": {step(func(m *pb.Step) { m.Hidden.Offset = -4 }), "does not fit"},
@@ -233,6 +335,10 @@ func TestRefused(t *testing.T) {
 		"a tensor of no dtype":      {step(func(m *pb.Step) { m.Hidden.Dtype = 0 }), "has no size"},
 		"a tensor of unknown dtype": {step(func(m *pb.Step) { m.Hidden.Dtype = 9 }), "dtype number 9"},
 		"a right reservation":       {reserve(func(*pb.Reserve) {}), ""},
+		"a sequence from itself":    {reserve(func(m *pb.Reserve) { m.Keep = 1 }), "of itself"},
+		"negative positions kept":   {reserve(func(m *pb.Reserve) { m.Keep = -1 }), "to keep"},
+		"negative snapshots":        {reserve(func(m *pb.Reserve) { m.Snapshots = -1 }), "snapshots"},
+		"a generated non-token":     {reserve(func(m *pb.Reserve) { m.Generated = []int32{-1} }), "token id -1"},
 		"a negative length":         {reserve(func(m *pb.Reserve) { m.MaxLen = -1 }), "maximum length"},
 		"a negative prompt token":   {reserve(func(m *pb.Reserve) { m.Prompt = []int32{-2} }), "token id -2"},
 		"a cold temperature":        {reserve(func(m *pb.Reserve) { m.Sampler.Temperature = -1 }), "temperature"},

@@ -2,7 +2,9 @@ package sdk
 
 import (
 	"context"
+	"errors"
 	"fmt"
+	"io"
 	"sync"
 )
 
@@ -16,6 +18,13 @@ type Echo struct {
 
 	mu    sync.Mutex
 	calls []string
+}
+
+// Fail makes everything that Err answers fail with err from now on.
+func (e *Echo) Fail(err error) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	e.Err = err
 }
 
 // Calls returns what was called so far.
@@ -54,12 +63,35 @@ func (e *Echo) Reserve(_ context.Context, r Reservation) error { return e.record
 
 func (e *Echo) Release(_ context.Context, seq SeqID) error { return e.record("release %d", seq) }
 
-func (e *Echo) Truncate(_ context.Context, seq SeqID, length int) error {
-	return e.record("truncate %d to %d", seq, length)
+// ExportState writes one section whose rows are zero.
+func (e *Echo) ExportState(_ context.Context, seq SeqID, layers LayerRange, w *StateWriter) error {
+	if err := e.record("export %d [%d, %d)", seq, layers.Start, layers.End); err != nil {
+		return err
+	}
+	if err := w.Begin(3); err != nil {
+		return err
+	}
+	rows, err := w.Section(StateSection{Layer: layers.Start, Kind: StateLatent, Dtype: DtypeFloat32, Rows: 3, KeyWidth: e.Width})
+	if err != nil {
+		return err
+	}
+	_, err = rows.Write(make([]byte, 12*e.Width))
+	return err
 }
 
-func (e *Echo) Fork(_ context.Context, from, to SeqID) error {
-	return e.record("fork %d to %d", from, to)
+func (e *Echo) ImportState(_ context.Context, seq SeqID, layers LayerRange, r *StateReader) error {
+	for {
+		section, rows, err := r.Next()
+		if errors.Is(err, io.EOF) {
+			return e.record("import %d [%d, %d)", seq, layers.Start, layers.End)
+		}
+		if err != nil {
+			return err
+		}
+		if err := e.record("layer %d: %d bytes", section.Layer, len(rows)); err != nil {
+			return err
+		}
+	}
 }
 
 func (e *Echo) Step(ctx context.Context, s *Step) (*StepResult, error) {
@@ -83,5 +115,7 @@ func (e *Echo) Import(_ context.Context, req ImportRequest) (*ImportPlan, error)
 func (e *Echo) Unload(context.Context) error { return e.record("unload") }
 
 func (e *Echo) Stats(context.Context) (*Stats, error) {
-	return &Stats{Steps: uint64(len(e.Calls()))}, e.Err
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	return &Stats{Steps: uint64(len(e.calls))}, e.Err
 }

@@ -35,6 +35,8 @@ type Error struct {
 	Message string
 	File    string // the file at fault, if one is
 	Tensor  string // the tensor at fault, if one is
+	Wanted  int64  // with CodeOutOfMemory: bytes that could not be had; 0 where that is not known
+	Held    int64  // with CodeOutOfMemory: bytes held already; 0 where that is not known
 }
 
 func (e *Error) Error() string { return e.Message }

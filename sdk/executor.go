@@ -7,13 +7,14 @@ package sdk
 
 import "context"
 
-// ContractVersion is the version of the contract in this package. Host and executor must agree on it exactly;
-// it is go-plugin's protocol version too, so a mismatch is found before any call.
-const ContractVersion = 1
+// ContractVersion is the version of the contract in this package. Host and executor must agree on it, so it changes for
+// breaks only; what an executor understands beyond it is said by Description.Capabilities. It is go-plugin's protocol
+// version too, so a mismatch is found before any call.
+const ContractVersion = 2
 
 // Executor is one stage of one model. Describe, Inspect, Import and Stats may be called at any time and from
 // any goroutine; Load and Unload are not called together with anything else. The operations of the step
-// stream (Reserve, Release, Truncate, Fork, Step) come one at a time, in the host's order.
+// stream (Reserve, Release, Step, ExportState, ImportState) come one at a time, in the host's order.
 //
 // Errors should be *Error, so that the host can tell a bad checkpoint from a lack of memory; any other error
 // crosses the boundary as CodeInternal with its text.
@@ -30,23 +31,25 @@ type Executor interface {
 	// the config is an error that names the file and the tensor.
 	Load(ctx context.Context, req LoadRequest, progress func(LoadProgress)) (*LoadReport, error)
 
-	// Reserve creates the state of a sequence.
+	// Reserve creates the state of a sequence: empty, or with the first Keep positions of another. CodeUnsupported, naming
+	// the nearest positions, where the other can't go back to Keep.
 	Reserve(ctx context.Context, r Reservation) error
 
 	// Release frees the state of a sequence. Releasing an unknown sequence is not an error: a release must
 	// be safe to repeat after a failure.
 	Release(ctx context.Context, seq SeqID) error
 
-	// Truncate drops the state of every position at or past length. CodeUnsupported where a recurrent
-	// state can't be cut.
-	Truncate(ctx context.Context, seq SeqID, length int) error
-
-	// Fork creates sequence to as a copy of from.
-	Fork(ctx context.Context, from, to SeqID) error
-
-	// Step runs one micro-batch through the stage's layers. A step that fails leaves its sequences in an
-	// unknown state; the host releases them.
+	// Step runs one micro-batch through the stage's layers. A sequence whose Pos lies before the end of its state loses the
+	// positions from Pos on first; CodeUnsupported, naming the nearest positions and before anything is computed, where
+	// that can't be. A step that fails halfway leaves its sequences in an unknown state; the host releases them.
 	Step(ctx context.Context, s *Step) (*StepResult, error)
+
+	// ExportState writes what the sequence keeps in the layers to w, section by section. The sequence stays as it is.
+	ExportState(ctx context.Context, seq SeqID, layers LayerRange, w *StateWriter) error
+
+	// ImportState fills those layers of a reserved sequence from r, which may hold others too. A layer takes a state once,
+	// and all that came must have one length. Once every layer of the stage has its state, steps may go on from there.
+	ImportState(ctx context.Context, seq SeqID, layers LayerRange, r *StateReader) error
 
 	// Import plans how a foreign container becomes a model folder: names, layouts and config, which only
 	// the family knows. The host reads the container and writes the folder.
@@ -67,6 +70,7 @@ type Description struct {
 	Runtime         string // the tensor library and its version, e.g. "mlx 0.32.4"
 	Device          Device
 	Families        []Family
+	Capabilities    []string // of those in capability.go; others are ignored
 }
 
 // Device is what an executor computes on.
@@ -173,13 +177,29 @@ type LoadReport struct {
 // SeqID names a sequence on every stage of one pipeline. The coordinator never reuses one within a run.
 type SeqID uint64
 
-// Reservation creates a sequence.
+// Reservation creates a sequence. A place that does not answer needs neither Prompt, Generated nor Sampler.
 type Reservation struct {
 	Seq     SeqID
 	Prompt  []int32 // the prompt's token ids: the penalties count them
 	MaxLen  int     // prompt and generated positions at most; 0 when not known
 	Sampler Sampler
 	Adapter string // adapter id; empty means none
+
+	// With Keep > 0 the sequence begins with the first Keep positions of From, shared where the cache can. Prompt, sampler
+	// and promise are its own.
+	From SeqID
+	Keep int
+	// Generated are token ids that follow the prompt and whose positions lie within Keep, or come by ImportState: the
+	// penalties count them.
+	Generated []int32
+	// Snapshots is how many snapshots of a recurrent state the sequence holds at most; a further one takes the oldest's
+	// place. They count in the sequence's promise.
+	Snapshots int
+}
+
+// CountsTokens tells whether the sampler looks at the tokens seen: then the place that answers needs their ids.
+func (s *Sampler) CountsTokens() bool {
+	return s.RepetitionPenalty != 0 && s.RepetitionPenalty != 1 || s.PresencePenalty != 0 || s.FrequencyPenalty != 0
 }
 
 // Sampler is how tokens of one sequence are chosen. The zero value is greedy.
@@ -219,22 +239,27 @@ type Step struct {
 
 // SeqStep is one sequence's rows in a Step.
 type SeqStep struct {
-	Seq     SeqID
-	Pos     int     // absolute position of the first row: the length of the state before the step
-	Tokens  []int32 // the rows' token ids, one a row, on every stage
-	Prompt  bool    // the rows are prompt, not generated
-	Want    Want
-	TopN    int     // with WantToken: the number of most probable tokens to report
-	Logprob bool    // with WantToken: the answer has the token's log-probability; TopN > 0 implies it
-	Targets []int32 // with WantScores: one a row
-	Allowed []byte  // with WantToken: bit i of byte i/8 allows token i; empty allows all
+	Seq      SeqID
+	Pos      int     // absolute position of the first row; positions of the state from there on are dropped first
+	Rows     int     // at least 1
+	Tokens   []int32 // the rows' token ids: with the embedding, and where the sampler counts tokens at the place that answers; else none
+	Prompt   bool    // the rows are prompt, not generated
+	Snapshot bool    // keep a snapshot of recurrent states at the rows' end, so that Keep and Pos may go back to it later
+	Want     Want
+	TopN     int     // with WantToken: the number of most probable tokens to report
+	Logprob  bool    // with WantToken: the answer has the token's log-probability; TopN > 0 implies it
+	Targets  []int32 // with WantScores: one a row
+	Allowed  []byte  // with WantToken: bit i of byte i/8 allows token i; empty allows all. An executor sees the slot's memory
 }
+
+// End is the position after the last row.
+func (s *SeqStep) End() int { return s.Pos + s.Rows }
 
 // Rows returns the number of rows of the step.
 func (s *Step) Rows() int {
 	n := 0
 	for i := range s.Seqs {
-		n += len(s.Seqs[i].Tokens)
+		n += s.Seqs[i].Rows
 	}
 	return n
 }
@@ -245,6 +270,7 @@ type StepResult struct {
 	Hidden       Tensor // in the slot's output; absent on the stage with the head
 	Seqs         []SeqResult
 	ComputeNanos int64 // time the executor spent on the step
+	QueueNanos   int64 // time from the host's sending to the executor's beginning; set by the transport
 }
 
 // SeqResult is one sequence's answer from the stage with the head.
@@ -279,7 +305,9 @@ type Stats struct {
 	Steps         uint64 // finished since the start of the process
 	Sequences     int
 	WeightBytes   int64
-	StateBytes    int64 // held by all sequences
+	StateBytes    int64 // held by all sequences; what several share counts once
+	ScratchBytes  int64 // held beside weights and state: activations and what the allocator keeps for the next step
+	PeakBytes     int64 // the most that weights, state and scratch have taken together since the load
 	ResidentBytes int64 // of the process
 	BusyNanos     int64 // spent in steps since the start
 }

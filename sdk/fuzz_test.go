@@ -11,16 +11,16 @@ import (
 // they let through must be what the code behind relies on.
 
 func FuzzOperation(f *testing.F) {
-	layout := RegionLayout{Slots: 2, InBytes: 64, OutBytes: 64}
+	layout := RegionLayout{Slots: 2, InBytes: 64, OutBytes: 64, MaskBytes: 4}
 	mem := make([]byte, layout.Size())
 	held := &loaded{
 		request: LoadRequest{HasHead: true, Region: layout},
 		report:  LoadReport{Boundary: Boundary{Width: 4, Dtype: DtypeFloat32}, VocabSize: 16},
 	}
 	for _, m := range []*pb.Operation{
-		{Number: 1, Op: &pb.Operation_Step{Step: &pb.Step{Id: 1, Slot: 1, Seqs: []*pb.SeqStep{{Seq: 1, Tokens: []int32{1}, Want: pb.Want_WANT_TOKEN, Allowed: []byte{1, 1}}}, Hidden: &pb.Tensor{Dtype: 1, Rows: 1, Width: 4}}}},
+		{Number: 1, Op: &pb.Operation_Step{Step: &pb.Step{Id: 1, Slot: 1, Seqs: []*pb.SeqStep{{Seq: 1, Tokens: []int32{1}, Want: pb.Want_WANT_TOKEN, Mask: &pb.Span{Offset: 1, Bytes: 2}}}, Hidden: &pb.Tensor{Dtype: 1, Rows: 1, Width: 4}}}},
 		{Number: 2, Op: &pb.Operation_Reserve{Reserve: fromReservation(Reservation{Seq: 1, Prompt: []int32{1}, Sampler: Sampler{TopP: 0.5, LogitBias: map[int32]float32{1: 1}}})}},
-		{Number: 3, Op: &pb.Operation_Truncate{Truncate: &pb.Truncate{Seq: 1, Length: 3}}},
+		{Number: 3, Op: &pb.Operation_StateImport{StateImport: &pb.StateImport{Seq: 1, Layers: &pb.LayerRange{End: 1}, File: 3}}},
 	} {
 		raw, err := proto.Marshal(m)
 		if err != nil {
@@ -33,7 +33,12 @@ func FuzzOperation(f *testing.F) {
 		if proto.Unmarshal(raw, &m) != nil {
 			return
 		}
-		if r, err := toReservation(m.GetReserve()); err == nil && (r.MaxLen < 0 || checkSampler(r.Sampler) != nil) {
+		if op, err := toOp(&m); err == nil {
+			if in, ok := op.(StateImport); ok && (in.Layers.Start < 0 || in.Layers.Start >= in.Layers.End) {
+				t.Errorf("import %+v came through", in)
+			}
+		}
+		if r, err := toReservation(m.GetReserve()); err == nil && (r.MaxLen < 0 || r.Keep < 0 || r.Snapshots < 0 || checkSampler(r.Sampler) != nil) {
 			t.Errorf("reservation %+v came through", r)
 		}
 		s, err := toStep(m.GetStep(), layout, mem)
@@ -47,7 +52,7 @@ func FuzzOperation(f *testing.F) {
 }
 
 func FuzzCalls(f *testing.F) {
-	load, err := proto.Marshal(fromLoadRequest(LoadRequest{Dir: "a", Layers: LayerRange{0, 2}, Region: RegionLayout{1, 8, 8}}))
+	load, err := proto.Marshal(fromLoadRequest(LoadRequest{Dir: "a", Layers: LayerRange{0, 2}, Region: RegionLayout{1, 8, 8, 8}}))
 	if err != nil {
 		f.Fatal(err)
 	}
@@ -138,6 +143,49 @@ func FuzzAnswers(f *testing.F) {
 		if proto.Unmarshal(raw, &stats) == nil {
 			if got, err := toStats(&stats); err == nil && got.StateBytes < 0 {
 				t.Errorf("stats %+v came through", got)
+			}
+		}
+	})
+}
+
+// FuzzHosts is what comes from another host.
+func FuzzHosts(f *testing.F) {
+	steps, err := AppendSteps(nil, filledSteps())
+	if err != nil {
+		f.Fatal(err)
+	}
+	op, err := AppendOp(nil, filled[Reservation]())
+	if err != nil {
+		f.Fatal(err)
+	}
+	results, err := AppendResults(nil, []SeqResult{{Seq: 1, Logits: Tensor{DtypeFloat32, 1, 2, make([]byte, 8)}}})
+	if err != nil {
+		f.Fatal(err)
+	}
+	for _, raw := range [][]byte{steps, op, results} {
+		f.Add(raw)
+	}
+	f.Fuzz(func(t *testing.T, raw []byte) {
+		if seqs, err := DecodeSteps(raw); err == nil {
+			for i := range seqs {
+				if checkSeqStep(&seqs[i]) != nil {
+					t.Errorf("step %+v came through", seqs[i])
+				}
+			}
+			if again, err := AppendSteps(nil, seqs); err != nil || len(seqs) == 0 {
+				t.Errorf("steps %+v became %q, %v", seqs, again, err)
+			}
+		}
+		if op, err := DecodeOp(raw); err == nil {
+			if _, err := AppendOp(nil, op); err != nil {
+				t.Errorf("operation %+v can't be encoded: %v", op, err)
+			}
+		}
+		if results, err := DecodeResults(raw); err == nil {
+			for _, r := range results {
+				if l := r.Logits; len(l.Data) != l.Rows*l.Width*l.Dtype.Size() {
+					t.Errorf("logits [%d, %d] of %d bytes came through", l.Rows, l.Width, len(l.Data))
+				}
 			}
 		}
 	})

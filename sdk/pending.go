@@ -11,37 +11,50 @@ import (
 // connection ends.
 var ErrExecutorGone = errors.New("executor is gone")
 
-// Op is an operation of the step stream: Reservation, Release, Truncation, ForkOp or *Step.
+// Op is an operation of the step stream: Reservation, Release, *Step, StateExport or StateImport.
 type Op interface{ isOp() }
 
 // Release frees a sequence.
 type Release struct{ Seq SeqID }
 
-// Truncation drops the state of every position at or past Length.
-type Truncation struct {
-	Seq    SeqID
-	Length int
+// StateExport writes the state that a sequence has in the layers to the file behind a descriptor; see Client.Hand.
+type StateExport struct {
+	Seq        SeqID
+	Layers     LayerRange
+	Descriptor uint32 // of purpose PurposeState
 }
 
-// ForkOp creates sequence To as a copy of From.
-type ForkOp struct{ From, To SeqID }
+// StateImport fills the layers of a reserved sequence from the file behind a descriptor.
+type StateImport struct {
+	Seq        SeqID
+	Layers     LayerRange
+	Descriptor uint32 // of purpose PurposeState
+}
+
+// StateReport is the answer to a StateExport or StateImport.
+type StateReport struct {
+	Positions int   // of the sequence
+	Bytes     int64 // written or read
+}
 
 func (Reservation) isOp() {}
 func (Release) isOp()     {}
-func (Truncation) isOp()  {}
-func (ForkOp) isOp()      {}
 func (*Step) isOp()       {}
+func (StateExport) isOp() {}
+func (StateImport) isOp() {}
 
 func (o Release) String() string { return fmt.Sprintf("release of sequence %d", o.Seq) }
-func (o Truncation) String() string {
-	return fmt.Sprintf("truncation of sequence %d to %d", o.Seq, o.Length)
+func (o StateExport) String() string {
+	return fmt.Sprintf("export of sequence %d's layers [%d, %d)", o.Seq, o.Layers.Start, o.Layers.End)
 }
-func (o ForkOp) String() string { return fmt.Sprintf("fork of sequence %d to %d", o.From, o.To) }
+func (o StateImport) String() string {
+	return fmt.Sprintf("import of sequence %d's layers [%d, %d)", o.Seq, o.Layers.Start, o.Layers.End)
+}
 
 // StepClient is the host's end of the step stream of one stage. *StepStream is the real one.
 type StepClient interface {
-	// Send hands over one operation. Operations are applied in the order sent; Send does not wait for the
-	// answer. One goroutine at a time may call it.
+	// Send hands over one operation. Operations are applied in the order sent. Send never waits for the executor: what it
+	// does not take is queued, and a full queue ends the stream with ErrExecutorGone. It is safe for concurrent use.
 	Send(op Op) (*Pending, error)
 	// Cancel gives up the step with the ID, past the queue. The step still answers, with CodeCanceled
 	// unless it was finished already. A step that is not in flight is ignored.
@@ -55,6 +68,7 @@ type Pending struct {
 	once   sync.Once
 	done   chan struct{}
 	result *StepResult
+	state  StateReport
 	err    error
 }
 
@@ -65,6 +79,14 @@ func NewPending() *Pending { return &Pending{done: make(chan struct{})} }
 func (p *Pending) Complete(result *StepResult, err error) {
 	p.once.Do(func() {
 		p.result, p.err = result, err
+		close(p.done)
+	})
+}
+
+// CompleteState gives the answer to a StateExport or StateImport. Only the first answer counts.
+func (p *Pending) CompleteState(report StateReport) {
+	p.once.Do(func() {
+		p.state = report
 		close(p.done)
 	})
 }
@@ -81,4 +103,12 @@ func (p *Pending) Wait(ctx context.Context) (*StepResult, error) {
 	case <-ctx.Done():
 		return nil, context.Cause(ctx)
 	}
+}
+
+// WaitState is Wait for a StateExport or StateImport.
+func (p *Pending) WaitState(ctx context.Context) (StateReport, error) {
+	if _, err := p.Wait(ctx); err != nil {
+		return StateReport{}, err
+	}
+	return p.state, nil
 }

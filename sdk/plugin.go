@@ -19,6 +19,7 @@ const (
 	EnvCookie     = "MLXCEL_EXECUTOR"    // the handshake's magic cookie
 	EnvRegionFD   = "MLXCEL_REGION_FD"   // number of the inherited descriptor of the Region; unset means none
 	EnvLifelineFD = "MLXCEL_LIFELINE_FD" // number of the inherited reading end of the Lifeline; unset means none
+	EnvChannelFD  = "MLXCEL_CHANNEL_FD"  // number of the inherited end of the SideChannel; unset means none
 	EnvLogLevel   = "MLXCEL_LOG_LEVEL"   // hclog level of the executor's logger; unset means info
 )
 
@@ -28,8 +29,8 @@ const cookieValue = "a8d1c04e5f0b4a7e9c1d6b2f"
 // pluginName is the one thing that an executor dispenses.
 const pluginName = "executor"
 
-// maxMessage bounds a message either way. Bulk tensors lie in the Region; the largest messages left are the
-// token masks of a batch and the tensor list of an import.
+// maxMessage bounds a message either way. Bulk lies in the Region or in descriptors; the largest messages left are a
+// prompt's token ids and the tensor list of an import.
 const maxMessage = 16 << 20
 
 // Handshake is go-plugin's handshake of an executor.
@@ -47,11 +48,11 @@ func Launched() bool { return os.Getenv(EnvCookie) == cookieValue }
 // ClientConfig is go-plugin's configuration for one executor process on the host's side: gRPC with AutoMTLS,
 // this contract's version only, and nothing of the host's environment beyond cmd.Env. The caller may set the
 // fields that it leaves alone: StartTimeout, SecureConfig, SyncStdout, and so on. cmd should have been through
-// Inherit. A nil region serves Describe, Inspect, Import and Stats only.
-func ClientConfig(cmd *exec.Cmd, region *Region, logger hclog.Logger) *plugin.ClientConfig {
+// Inherit. Nil region and channel serve Describe, Inspect, Import and Stats only.
+func ClientConfig(cmd *exec.Cmd, region *Region, channel *SideChannel, logger hclog.Logger) *plugin.ClientConfig {
 	return &plugin.ClientConfig{
 		HandshakeConfig:  Handshake(),
-		VersionedPlugins: versionedPlugins(&grpcPlugin{region: region}),
+		VersionedPlugins: versionedPlugins(&grpcPlugin{region: region, channel: channel}),
 		Cmd:              cmd,
 		SkipHostEnv:      true,
 		AutoMTLS:         true,
@@ -73,9 +74,9 @@ func Dispense(c *plugin.Client) (*Client, error) {
 	return raw.(*Client), nil
 }
 
-// Inherit makes cmd hand the region and the reading end of a lifeline to the executor, and tells it by the
-// environment which descriptors they are. Either may be nil. It must be the only one to add ExtraFiles.
-func Inherit(cmd *exec.Cmd, region *Region, lifeline *Lifeline) {
+// Inherit makes cmd hand the region, the reading end of a lifeline and the far end of a side channel to the executor, and
+// tells it by the environment which descriptors they are. Each may be nil. It must be the only one to add ExtraFiles.
+func Inherit(cmd *exec.Cmd, region *Region, lifeline *Lifeline, channel *SideChannel) {
 	pass := func(key string, f *os.File) {
 		const firstExtra = 3 // after stdin, stdout and stderr
 		cmd.Env = append(cmd.Env, key+"="+strconv.Itoa(firstExtra+len(cmd.ExtraFiles)))
@@ -86,6 +87,9 @@ func Inherit(cmd *exec.Cmd, region *Region, lifeline *Lifeline) {
 	}
 	if lifeline != nil {
 		pass(EnvLifelineFD, lifeline.reader)
+	}
+	if channel != nil {
+		pass(EnvChannelFD, channel.far)
 	}
 }
 
@@ -110,8 +114,9 @@ func (l *Lifeline) Close() error { return errors.Join(l.writer.Close(), l.reader
 // grpcPlugin ties the contract to go-plugin, for both sides.
 type grpcPlugin struct {
 	plugin.NetRPCUnsupportedPlugin
-	server *server // the executor's side
-	region *Region // the host's side
+	server  *server // the executor's side
+	region  *Region // the host's side
+	channel *SideChannel
 }
 
 func versionedPlugins(p *grpcPlugin) map[int]plugin.PluginSet {
@@ -124,5 +129,5 @@ func (p *grpcPlugin) GRPCServer(_ *plugin.GRPCBroker, s *grpc.Server) error {
 }
 
 func (p *grpcPlugin) GRPCClient(_ context.Context, _ *plugin.GRPCBroker, conn *grpc.ClientConn) (any, error) {
-	return NewClient(conn, p.region), nil
+	return NewClient(conn, p.region, p.channel), nil
 }

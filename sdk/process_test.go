@@ -123,6 +123,7 @@ type process struct {
 	cmd      *exec.Cmd
 	region   *sdk.Region
 	lifeline *sdk.Lifeline
+	channel  *sdk.SideChannel
 }
 
 func launch(configure func(*plugin.ClientConfig), env ...string) (*process, error) {
@@ -134,14 +135,18 @@ func launch(configure func(*plugin.ClientConfig), env ...string) (*process, erro
 	if err != nil {
 		return nil, err
 	}
+	channel, err := sdk.NewSideChannel()
+	if err != nil {
+		return nil, err
+	}
 	self, err := os.Executable()
 	if err != nil {
 		return nil, err
 	}
-	p := &process{cmd: exec.Command(self), region: region, lifeline: lifeline}
+	p := &process{cmd: exec.Command(self), region: region, lifeline: lifeline, channel: channel}
 	p.cmd.Env = append(os.Environ(), append(env, envHost+"=", "GORACE=atexit_sleep_ms=0")...)
-	sdk.Inherit(p.cmd, region, lifeline)
-	config := sdk.ClientConfig(p.cmd, region, hclog.NewNullLogger())
+	sdk.Inherit(p.cmd, region, lifeline, channel)
+	config := sdk.ClientConfig(p.cmd, region, channel, hclog.NewNullLogger())
 	if configure != nil {
 		configure(config)
 	}
@@ -157,6 +162,7 @@ func (p *process) stop() {
 	p.plugin.Kill()
 	p.lifeline.Close()
 	p.region.Close()
+	p.channel.Close()
 }
 
 func start(t testing.TB, configure func(*plugin.ClientConfig), env ...string) *process {
@@ -187,7 +193,7 @@ func (p *process) step(id uint64, slot int) *sdk.Step {
 	return &sdk.Step{
 		ID:     id,
 		Slot:   slot,
-		Seqs:   []sdk.SeqStep{{Seq: 1, Tokens: []int32{1}}},
+		Seqs:   []sdk.SeqStep{{Seq: 1, Rows: 1}},
 		Hidden: sdk.Tensor{Dtype: sdk.DtypeFloat32, Rows: 1, Width: len(in) / 4, Data: in},
 	}
 }
@@ -224,7 +230,7 @@ func TestProcessWithoutRegion(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	c := plugin.NewClient(sdk.ClientConfig(exec.Command(self), nil, hclog.NewNullLogger()))
+	c := plugin.NewClient(sdk.ClientConfig(exec.Command(self), nil, nil, hclog.NewNullLogger()))
 	defer c.Kill()
 	client, err := sdk.Dispense(c)
 	if err != nil {
@@ -381,9 +387,35 @@ func TestKilledExecutor(t *testing.T) {
 	}
 }
 
-// TestPingHasADeadline stops the process, which goes on to exist without answering.
-func TestPingHasADeadline(t *testing.T) {
+// TestSendNeverWaits fills the queues of an executor that stands still.
+func TestSendNeverWaits(t *testing.T) {
 	p := start(t, nil)
+	s := p.load(t, one)
+	suspend(t, p)
+	var answers []*sdk.Pending
+	var sent error
+	for sent == nil {
+		var a *sdk.Pending
+		if a, sent = s.Send(sdk.Release{Seq: 1}); sent == nil {
+			answers = append(answers, a)
+		}
+	}
+	if !errors.Is(sent, sdk.ErrExecutorGone) || !strings.Contains(sent.Error(), "wait for an executor") {
+		t.Errorf("error %v, want one about what waits", sent)
+	}
+	for _, a := range answers {
+		if _, err := a.Wait(t.Context()); !errors.Is(err, sdk.ErrExecutorGone) {
+			t.Errorf("an operation that was sent: %v, want ErrExecutorGone", err)
+		}
+	}
+	if err := s.Close(); err != nil {
+		t.Error(err)
+	}
+}
+
+// suspend stops the process, which goes on to exist without answering, and ends it with the test.
+func suspend(t *testing.T, p *process) {
+	t.Helper()
 	if err := p.cmd.Process.Signal(syscall.SIGSTOP); err != nil {
 		t.Fatal(err)
 	}
@@ -391,13 +423,21 @@ func TestPingHasADeadline(t *testing.T) {
 	if _, err := syscall.Wait4(p.cmd.Process.Pid, &status, syscall.WUNTRACED, nil); err != nil || !status.Stopped() {
 		t.Fatalf("the process did not stop: %v, %v", status, err)
 	}
+	t.Cleanup(func() {
+		if err := p.cmd.Process.Kill(); err != nil {
+			t.Error(err)
+		}
+	})
+}
+
+// TestPingHasADeadline stops the process, which goes on to exist without answering.
+func TestPingHasADeadline(t *testing.T) {
+	p := start(t, nil)
+	suspend(t, p)
 	ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
 	defer cancel()
 	if err := p.client.Ping(ctx); !errors.Is(err, context.DeadlineExceeded) {
 		t.Errorf("error %v, want the deadline's", err)
-	}
-	if err := p.cmd.Process.Kill(); err != nil {
-		t.Fatal(err)
 	}
 }
 
@@ -445,7 +485,7 @@ func TestHostDies(t *testing.T) {
 	}
 }
 
-// BenchmarkStepRoundTrip measures a step to another process and back, AutoMTLS on: the host writes its rows into the
+// BenchmarkStepRoundTrip measures a step to another process and back, the host writes its rows into the
 // slot, the executor copies them to its output, the host reads them out.
 func BenchmarkStepRoundTrip(b *testing.B) {
 	for _, size := range []int{4 << 10, 4 << 20} {

@@ -119,6 +119,14 @@ func (r *Region) Out(i int) []byte {
 	return r.layout.Out(r.mem, i)
 }
 
+// Masks returns slot i's mask area. It panics unless the region is mapped with more than i slots.
+func (r *Region) Masks(i int) []byte {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.checkSlot(i)
+	return r.layout.Masks(r.mem, i)
+}
+
 func (r *Region) checkSlot(i int) {
 	if i < 0 || i >= r.layout.Slots {
 		panic(fmt.Sprintf("slot %d of a region with %d slots", i, r.layout.Slots))

@@ -80,6 +80,16 @@ func inherit(opts ServeOptions, logger hclog.Logger) (*server, error) {
 	if file != nil {
 		region = &Region{file: file}
 	}
+	far, err := inheritedFile(EnvChannelFD)
+	if err != nil {
+		return nil, err
+	}
+	var handed *descriptors
+	if far != nil {
+		if handed, err = newDescriptors(far); err != nil {
+			return nil, err
+		}
+	}
 	exec := opts.Executor
 	if opts.New != nil {
 		exec = opts.New(logger)
@@ -87,7 +97,7 @@ func inherit(opts ServeOptions, logger hclog.Logger) (*server, error) {
 	if exec == nil {
 		return nil, errors.New("no executor to serve: set ServeOptions.New or ServeOptions.Executor")
 	}
-	return newServer(exec, region, exitOnPanic(logger)), nil
+	return newServer(exec, region, handed, logger, exitOnPanic(logger)), nil
 }
 
 // inheritedFile opens the descriptor whose number the environment names; nil when it names none. Children of the

@@ -7,6 +7,7 @@ import (
 	"runtime/debug"
 	"sync"
 
+	"github.com/hashicorp/go-hclog"
 	"github.com/mlxcel/mlxcel/sdk/internal/pb"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
@@ -18,8 +19,14 @@ import (
 type server struct {
 	pb.UnimplementedExecutorServer
 	exec   Executor
-	region *Region // what the host handed over; nil when it handed over none
+	region *Region      // what the host handed over; nil when it handed over none
+	handed *descriptors // likewise
+	log    hclog.Logger
 	fatal  fatalFunc
+
+	ctx     context.Context // of the step streams
+	cancel  context.CancelFunc
+	streams sync.WaitGroup
 
 	gate   sync.RWMutex // Load and Unload hold it alone, everything else together
 	loaded *loaded      // nil when nothing is; guarded by gate
@@ -38,8 +45,22 @@ type loaded struct {
 // fatalFunc ends the process after a panic of the executor, whose state is unknown from then on.
 type fatalFunc func(operation string, cause any, stack []byte)
 
-func newServer(exec Executor, region *Region, fatal fatalFunc) *server {
-	return &server{exec: exec, region: region, fatal: fatal, streaming: make(chan struct{}, 1)}
+func newServer(exec Executor, region *Region, handed *descriptors, log hclog.Logger, fatal fatalFunc) *server {
+	ctx, cancel := context.WithCancel(context.Background())
+	return &server{
+		exec: exec, region: region, handed: handed, log: log, fatal: fatal,
+		ctx: ctx, cancel: cancel, streaming: make(chan struct{}, 1),
+	}
+}
+
+// close waits for the end of the step streams, which the host must have closed, and drops what was handed over.
+func (s *server) close() error {
+	s.cancel()
+	s.streams.Wait()
+	if s.handed == nil {
+		return nil
+	}
+	return s.handed.close()
 }
 
 // guard is deferred around every call of the executor.
@@ -221,7 +242,7 @@ func (p *progressSender) stop() {
 // typedError gives any error of an executor its type.
 func typedError(err error) *Error {
 	if e, ok := errors.AsType[*Error](err); ok {
-		return &Error{Code: e.Code, Message: err.Error(), File: e.File, Tensor: e.Tensor}
+		return &Error{Code: e.Code, Message: err.Error(), File: e.File, Tensor: e.Tensor, Wanted: e.Wanted, Held: e.Held}
 	}
 	if errors.Is(err, context.Canceled) || errors.Is(err, context.DeadlineExceeded) {
 		return &Error{Code: CodeCanceled, Message: err.Error()}

@@ -4,58 +4,67 @@ import (
 	"context"
 	"errors"
 	"io"
+	"math"
 	"sync"
 
 	"github.com/mlxcel/mlxcel/sdk/internal/pb"
-	"google.golang.org/grpc"
 )
 
-// queueLen is how many operations and answers may wait before the stream's own flow control holds the host back.
-const queueLen = 256
-
-// opStream is one step stream. Three goroutines serve it, so that it can't deadlock: the reader only queues, the
-// applier (the handler's own goroutine) runs one operation after the other, the writer only sends.
+// opStream is one step stream. Operations are read and applied one after the other on one goroutine, so that no step is
+// handed over within the process; the host's end queues what it has for later, and never makes its writer wait.
 type opStream struct {
 	server *server
-	jobs   chan *job
-	fault  error // why the reader stopped, nil at the end of the stream; valid once jobs is closed
+	ctx    context.Context // of every operation; it ends with the stream
+	fault  error           // why the stream ended, nil when the host closed it; valid after Run
 
-	mu    sync.Mutex
-	last  uint64                        // number of the last operation read
-	slots map[int64]bool                // held by steps that are not answered yet
-	steps map[uint64]context.CancelFunc // of the same steps, by operation number
-	early map[uint64]bool               // canceled before they were read
+	mu      sync.Mutex
+	last    uint64              // number of the last operation read
+	running context.CancelFunc  // of the step that runs, whose number is last; nil while none does
+	early   map[uint64]struct{} // canceled before they were read
 }
 
-// job is an operation in the queue.
-type job struct {
-	op      *pb.Operation
-	ctx     context.Context
-	refused error // found by the reader; the operation is only answered
+func newOpStream(ctx context.Context, s *server) *opStream {
+	return &opStream{server: s, ctx: context.WithValue(ctx, stepThread{}, true), early: map[uint64]struct{}{}}
 }
 
-func newOpStream(s *server) *opStream {
-	return &opStream{
-		server: s,
-		jobs:   make(chan *job, queueLen),
-		slots:  map[int64]bool{},
-		steps:  map[uint64]context.CancelFunc{},
-		early:  map[uint64]bool{},
+// OpenSteps begins to serve the step stream. A second stream waits until the first one's last operation has returned.
+func (s *server) OpenSteps(ctx context.Context, m *pb.OpenStepsRequest) (*pb.OpenStepsReply, error) {
+	file, err := s.handed.take(ctx, m.GetSocket(), PurposeSteps)
+	if err != nil {
+		return nil, toStatus(err)
 	}
-}
-
-// Operate serves the step stream. A second stream waits until the first one's last operation has returned.
-func (s *server) Operate(stream grpc.BidiStreamingServer[pb.Operation, pb.Outcome]) error {
+	socket, err := newStepSocket(file)
+	if err != nil {
+		return nil, toStatus(Errorf(CodeInternal, "serve the step stream: %v", err))
+	}
 	select {
 	case s.streaming <- struct{}{}:
-	case <-stream.Context().Done():
-		return toStatus(stream.Context().Err())
+	case <-ctx.Done():
+		return nil, toStatus(errors.Join(ctx.Err(), socket.close()))
 	}
-	defer func() { <-s.streaming }()
-	st := newOpStream(s)
+	live, cancel := context.WithCancel(s.ctx)
+	st := newOpStream(live, s)
 	s.setStream(st)
-	defer s.setStream(nil)
-	return st.serve(stream)
+	socket.onHangUp(cancel)
+	context.AfterFunc(live, socket.wake)
+	s.streams.Go(func() {
+		defer func() { <-s.streaming }()
+		defer cancel()
+		s.runSteps(&StepLoop{stream: st, socket: socket})
+		s.setStream(nil)
+		if err := errors.Join(st.fault, socket.close()); err != nil {
+			s.log.Error("step stream ended", "error", err)
+		}
+	})
+	return &pb.OpenStepsReply{}, nil
+}
+
+func (s *server) runSteps(loop *StepLoop) {
+	if t, ok := s.exec.(Threaded); ok {
+		t.RunSteps(loop)
+		return
+	}
+	loop.Run(nil)
 }
 
 func (s *server) setStream(st *opStream) {
@@ -64,101 +73,42 @@ func (s *server) setStream(st *opStream) {
 	s.stream = st
 }
 
-func (st *opStream) serve(stream grpc.BidiStreamingServer[pb.Operation, pb.Outcome]) error {
-	go st.read(stream)
-	outcomes := make(chan *pb.Outcome, queueLen)
-	written := make(chan struct{})
-	go func() {
-		defer close(written)
-		for o := range outcomes {
-			// A broken stream ends the reader too; the rest drains.
-			_ = stream.Send(o)
-		}
-	}()
-	for j := range st.jobs {
-		outcomes <- st.run(j)
-	}
-	close(outcomes)
-	<-written
-	if st.fault != nil {
-		return toStatus(st.fault)
-	}
-	return nil
-}
-
-// read queues what comes until the stream ends.
-func (st *opStream) read(stream grpc.BidiStreamingServer[pb.Operation, pb.Outcome]) {
-	defer close(st.jobs)
+// serve applies operations until the stream ends: well, or at an operation that breaks its order.
+func (st *opStream) serve(socket *stepSocket, woken func()) error {
 	for {
-		op, err := stream.Recv()
-		if err != nil {
-			if !errors.Is(err, io.EOF) {
-				st.fault = err
-			}
-			return
+		op := &pb.Operation{}
+		switch err := socket.next(st.ctx, op, woken); {
+		case errors.Is(err, io.EOF):
+			return nil
+		case err != nil:
+			return err
 		}
-		j, err := st.accept(stream.Context(), op)
+		outcome, err := st.run(op)
 		if err != nil {
-			st.fault = err
-			return
+			return err
 		}
-		st.jobs <- j
+		if st.ctx.Err() != nil {
+			return nil // the host is gone, or has closed the stream
+		}
+		if err := socket.send(outcome); err != nil {
+			return err
+		}
 	}
 }
 
-// accept books a step's slot. An error ends the stream.
-func (st *opStream) accept(ctx context.Context, op *pb.Operation) (*job, error) {
-	st.mu.Lock()
-	defer st.mu.Unlock()
-	if op.GetNumber() != st.last+1 {
-		return nil, Errorf(CodeInvalid, "operation %d follows operation %d: the step stream lost its order", op.GetNumber(), st.last)
-	}
-	st.last = op.GetNumber()
-	j := &job{op: op, ctx: ctx}
-	step := op.GetStep()
-	if step == nil {
-		return j, nil
-	}
-	if st.slots[step.GetSlot()] {
-		j.refused = Errorf(CodeInvalid, "step %d uses slot %d, which belongs to a step that was not answered yet", step.GetId(), step.GetSlot())
-		return j, nil
-	}
-	var cancel context.CancelFunc
-	j.ctx, cancel = context.WithCancel(ctx)
-	if st.early[st.last] {
-		delete(st.early, st.last)
-		cancel()
-	}
-	st.slots[step.GetSlot()] = true
-	st.steps[st.last] = cancel
-	return j, nil
-}
+// maxEarly bounds the cancels of operations that were not read yet: a correct host has fewer steps in flight.
+const maxEarly = 1024
 
-// finish gives a step's slot back.
-func (st *opStream) finish(j *job) {
-	step := j.op.GetStep()
-	if step == nil || j.refused != nil {
-		return
-	}
-	st.mu.Lock()
-	defer st.mu.Unlock()
-	st.steps[j.op.GetNumber()]()
-	delete(st.steps, j.op.GetNumber())
-	delete(st.slots, step.GetSlot())
-}
-
-// maxEarly bounds the cancels of operations that were not read yet: a correct host has fewer in flight.
-const maxEarly = 4 * queueLen
-
-// cancel gives up a step. One that was answered is not in steps any more, and one that is still on its way is
-// remembered: calls and the stream overtake each other.
+// cancel gives up a step. One that was answered is not running any more, and one that is still on its way is remembered
+// until its turn: calls and the stream overtake each other.
 func (st *opStream) cancel(number uint64) {
 	st.mu.Lock()
 	defer st.mu.Unlock()
-	if cancel, ok := st.steps[number]; ok {
-		cancel()
-	} else if number > st.last && len(st.early) < maxEarly {
-		st.early[number] = true
+	switch {
+	case number == st.last && st.running != nil:
+		st.running()
+	case number > st.last && len(st.early) < maxEarly:
+		st.early[number] = struct{}{}
 	}
 }
 
@@ -172,74 +122,140 @@ func (s *server) Cancel(_ context.Context, m *pb.CancelRequest) (*pb.CancelReply
 	return &pb.CancelReply{}, nil
 }
 
-// run applies one operation and makes its answer.
-func (st *opStream) run(j *job) *pb.Outcome {
-	defer st.finish(j)
-	o := &pb.Outcome{Number: j.op.GetNumber()}
-	result, err := st.apply(j)
-	switch {
-	case err != nil:
-		o.Outcome = &pb.Outcome_Error{Error: fromError(typedError(err))}
-	case result != nil:
-		o.Outcome = &pb.Outcome_Result{Result: result}
-	default:
-		o.Outcome = &pb.Outcome_Done{Done: &pb.Done{}}
+// begin takes the next number up and returns the operation's context. An error ends the stream.
+func (st *opStream) begin(op *pb.Operation) (context.Context, error) {
+	st.mu.Lock()
+	defer st.mu.Unlock()
+	if op.GetNumber() != st.last+1 {
+		return nil, Errorf(CodeInvalid, "operation %d follows operation %d: the step stream lost its order", op.GetNumber(), st.last)
 	}
-	return o
+	st.last = op.GetNumber()
+	_, canceled := st.early[st.last]
+	delete(st.early, st.last)
+	if op.GetStep() == nil {
+		return st.ctx, nil // only a step can be given up
+	}
+	ctx, cancel := context.WithCancel(st.ctx)
+	st.running = cancel
+	if canceled {
+		cancel()
+	}
+	return ctx, nil
 }
 
-func (st *opStream) apply(j *job) (*pb.StepResult, error) {
+func (st *opStream) end() {
+	st.mu.Lock()
+	defer st.mu.Unlock()
+	if st.running != nil {
+		st.running()
+		st.running = nil
+	}
+}
+
+// run applies one operation and makes its answer. An error ends the stream.
+func (st *opStream) run(op *pb.Operation) (*pb.Outcome, error) {
+	ctx, err := st.begin(op)
+	if err != nil {
+		return nil, err
+	}
+	defer st.end()
+	o := &pb.Outcome{Number: op.GetNumber()}
+	if err := st.apply(ctx, op, o); err != nil {
+		o.Outcome = &pb.Outcome_Error{Error: fromError(typedError(err))}
+	}
+	return o, nil
+}
+
+// apply carries an operation out and puts its result into o.
+func (st *opStream) apply(ctx context.Context, op *pb.Operation, o *pb.Outcome) error {
 	s := st.server
 	s.gate.RLock()
 	defer s.gate.RUnlock()
-	if j.refused != nil {
-		return nil, j.refused
+	if ctx.Err() != nil {
+		return Errorf(CodeCanceled, "operation %d was given up before it ran", op.GetNumber())
 	}
-	if err := j.ctx.Err(); err != nil {
-		return nil, Errorf(CodeCanceled, "operation %d was given up before it ran", j.op.GetNumber())
-	}
-	if m := j.op.GetRelease(); m != nil && s.loaded == nil {
-		return nil, nil
-	}
+	o.Outcome = &pb.Outcome_Done{Done: &pb.Done{}}
 	if s.loaded == nil {
-		return nil, Errorf(CodeNotLoaded, "no model is loaded: load one before operating on sequences")
+		if op.GetRelease() != nil {
+			return nil
+		}
+		return Errorf(CodeNotLoaded, "no model is loaded: load one before operating on sequences")
 	}
-	switch op := j.op.GetOp().(type) {
-	case *pb.Operation_Step:
-		return s.step(j.ctx, op.Step)
-	default:
-		return nil, s.operate(j.ctx, j.op)
+	if m := op.GetStep(); m != nil {
+		queued := int64(0)
+		if op.GetSent() > 0 {
+			queued = max(0, monotonicNanos()-op.GetSent())
+		}
+		result, err := s.step(ctx, m, queued)
+		o.Outcome = &pb.Outcome_Result{Result: result}
+		return err
 	}
+	return s.operate(ctx, op, o)
 }
 
 // operate applies an operation that is no step.
-func (s *server) operate(ctx context.Context, m *pb.Operation) error {
+func (s *server) operate(ctx context.Context, m *pb.Operation, o *pb.Outcome) error {
 	defer s.guard("operate")
-	switch op := m.GetOp().(type) {
-	case *pb.Operation_Reserve:
-		r, err := toReservation(op.Reserve)
-		if err != nil {
-			return err
-		}
-		return s.exec.Reserve(ctx, r)
-	case *pb.Operation_Release:
-		return s.exec.Release(ctx, SeqID(op.Release.GetSeq()))
-	case *pb.Operation_Truncate:
-		length, err := toCount("length to truncate to", op.Truncate.GetLength())
-		if err != nil {
-			return err
-		}
-		return s.exec.Truncate(ctx, SeqID(op.Truncate.GetSeq()), length)
-	case *pb.Operation_Fork:
-		if op.Fork.GetFrom() == op.Fork.GetTo() {
-			return Errorf(CodeInvalid, "sequence %d can't be forked to itself", op.Fork.GetFrom())
-		}
-		return s.exec.Fork(ctx, SeqID(op.Fork.GetFrom()), SeqID(op.Fork.GetTo()))
+	op, err := toOp(m)
+	if err != nil {
+		return err
 	}
-	return Errorf(CodeInvalid, "operation %d says nothing that this contract version knows", m.GetNumber())
+	switch op := op.(type) {
+	case Reservation:
+		return s.exec.Reserve(ctx, op)
+	case Release:
+		return s.exec.Release(ctx, op.Seq)
+	}
+	report, err := s.moveState(ctx, op)
+	o.Outcome = &pb.Outcome_State{State: fromStateReport(report)}
+	return err
 }
 
-func (s *server) step(ctx context.Context, m *pb.Step) (*pb.StepResult, error) {
+// moveState carries out a StateExport or a StateImport.
+func (s *server) moveState(ctx context.Context, op Op) (StateReport, error) {
+	number, layers, seq := uint32(0), LayerRange{}, SeqID(0)
+	export, out := op.(StateExport)
+	if out {
+		number, layers, seq = export.Descriptor, export.Layers, export.Seq
+	} else {
+		in := op.(StateImport)
+		number, layers, seq = in.Descriptor, in.Layers, in.Seq
+	}
+	if held := s.loaded.request.Layers; layers.Start < held.Start || layers.End > held.End {
+		return StateReport{}, Errorf(CodeInvalid, "layers [%d, %d) are not all here: this stage holds [%d, %d)", layers.Start, layers.End, held.Start, held.End)
+	}
+	file, err := s.handed.take(ctx, number, PurposeState)
+	if err != nil {
+		return StateReport{}, err
+	}
+	defer file.Close()
+	// Several processes may hold the file at once: nobody relies on its offset.
+	if out {
+		return s.exportState(ctx, seq, layers, io.NewOffsetWriter(file, 0))
+	}
+	return s.importState(ctx, seq, layers, io.NewSectionReader(file, 0, math.MaxInt64))
+}
+
+func (s *server) exportState(ctx context.Context, seq SeqID, layers LayerRange, file io.Writer) (StateReport, error) {
+	w := NewStateWriter(file, s.loaded.request.Family, layers)
+	if err := s.exec.ExportState(ctx, seq, layers, w); err != nil {
+		return StateReport{}, err
+	}
+	return w.Close()
+}
+
+func (s *server) importState(ctx context.Context, seq SeqID, layers LayerRange, file io.Reader) (StateReport, error) {
+	r, err := NewStateReader(file, s.loaded.request.Family)
+	if err != nil {
+		return StateReport{}, err
+	}
+	if err := s.exec.ImportState(ctx, seq, layers, r); err != nil {
+		return StateReport{}, err
+	}
+	return r.Report(), nil
+}
+
+func (s *server) step(ctx context.Context, m *pb.Step, queued int64) (*pb.StepResult, error) {
 	layout := s.loaded.request.Region
 	step, err := toStep(m, layout, s.region.mem)
 	if err != nil {
@@ -255,7 +271,7 @@ func (s *server) step(ctx context.Context, m *pb.Step) (*pb.StepResult, error) {
 	if err := s.loaded.checkResult(step, result); err != nil {
 		return nil, err
 	}
-	result.ID = step.ID
+	result.ID, result.QueueNanos = step.ID, queued
 	answer, err := fromStepResult(result, step.Out)
 	if err != nil {
 		return nil, Errorf(CodeInternal, "the executor's answer to step %d: %v", step.ID, err)
@@ -291,6 +307,11 @@ func (l *loaded) checkStep(s *Step) error {
 }
 
 func (l *loaded) checkInput(s *Step) error {
+	for i := range s.Seqs {
+		if l.request.HasEmbedding && len(s.Seqs[i].Tokens) == 0 {
+			return Errorf(CodeInvalid, "step %d brings no token ids for sequence %d to the stage with the embedding", s.ID, s.Seqs[i].Seq)
+		}
+	}
 	if l.request.HasEmbedding {
 		if s.Hidden.Rows != 0 {
 			return Errorf(CodeInvalid, "step %d brings hidden rows to the stage with the embedding", s.ID)

@@ -5,15 +5,17 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"io"
+	"net"
 	"reflect"
 	"strings"
 	"testing"
 
 	"github.com/mlxcel/mlxcel/sdk/internal/pb"
-	"google.golang.org/grpc"
+	"google.golang.org/protobuf/proto"
 )
 
-var echoLayout = RegionLayout{Slots: 2, InBytes: 64, OutBytes: 64}
+var echoLayout = RegionLayout{Slots: 2, InBytes: 64, OutBytes: 64, MaskBytes: 8}
 
 // serveEcho serves e in this process.
 func serveEcho(t *testing.T, e *Echo) *Client {
@@ -58,7 +60,7 @@ func row(c *Client, id uint64, slot int, value uint32) *Step {
 	return &Step{
 		ID:     id,
 		Slot:   slot,
-		Seqs:   []SeqStep{{Seq: 1, Tokens: []int32{1}}},
+		Seqs:   []SeqStep{{Seq: 1, Rows: 1}},
 		Hidden: Tensor{Dtype: DtypeFloat32, Rows: 1, Width: 1, Data: in},
 	}
 }
@@ -70,7 +72,7 @@ func TestOperationsReachTheExecutorInOrder(t *testing.T) {
 	s := openSteps(t, c)
 	var last *Pending
 	for _, op := range []Op{
-		Reservation{Seq: 1}, row(c, 5, 0, 42), ForkOp{From: 1, To: 2}, Truncation{Seq: 2, Length: 3}, row(c, 6, 1, 43), Release{Seq: 1},
+		Reservation{Seq: 1}, row(c, 5, 0, 42), Reservation{Seq: 2, From: 1, Keep: 1}, row(c, 6, 1, 43), Release{Seq: 1},
 	} {
 		p, err := s.Send(op)
 		if err != nil {
@@ -81,7 +83,7 @@ func TestOperationsReachTheExecutorInOrder(t *testing.T) {
 	if r, err := last.Wait(t.Context()); r != nil || err != nil {
 		t.Errorf("a release answered %v, %v", r, err)
 	}
-	want := []string{"reserve 1", "step 5", "fork 1 to 2", "truncate 2 to 3", "step 6", "release 1"}
+	want := []string{"reserve 1", "step 5", "reserve 2", "step 6", "release 1"}
 	if got := e.Calls(); !reflect.DeepEqual(got, want) {
 		t.Errorf("calls %q, want %q", got, want)
 	}
@@ -110,7 +112,7 @@ func TestManyOperationsInFlight(t *testing.T) {
 	loadEcho(t, c, nil)
 	s := openSteps(t, c)
 	var answers []*Pending
-	for i := range 20 * queueLen {
+	for i := range 10_000 {
 		p, err := s.Send(Release{Seq: SeqID(i)})
 		if err != nil {
 			t.Fatal(err)
@@ -142,7 +144,8 @@ func TestClientRefuses(t *testing.T) {
 		"an ID in use":         {row(c, 1, 1, 1), "in flight already"},
 		"a slot past the last": {&Step{ID: 3, Slot: 2}, "slot 2"},
 		"rows not in the slot": {&Step{ID: 4, Slot: 1, Hidden: Tensor{Dtype: DtypeFloat32, Rows: 1, Width: 1, Data: make([]byte, 4)}}, "does not lie in its slot"},
-		"a huge message":       {&Step{ID: 5, Slot: 1, Seqs: []SeqStep{{Allowed: make([]byte, maxMessage)}}}, "limit"},
+		"a huge message":       {&Step{ID: 5, Slot: 1, Seqs: []SeqStep{{Rows: 1, Targets: make([]int32, maxMessage)}}}, "limit"},
+		"masks too large":      {&Step{ID: 6, Slot: 1, Seqs: []SeqStep{{Rows: 1, Allowed: make([]byte, 5)}, {Rows: 1, Allowed: make([]byte, 5)}}}, "MaskBytes"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			if _, err := s.Send(c.step); err == nil || !strings.Contains(err.Error(), c.want) {
@@ -188,10 +191,11 @@ func TestServerRefuses(t *testing.T) {
 		"hidden rows and embedding":  {func(r *LoadRequest) { r.HasEmbedding = true }, step(func(*pb.Step) {}), "embedding"},
 		"more rows than Out takes":   {func(r *LoadRequest) { r.Region.OutBytes = 15 }, step(func(*pb.Step) {}), "gives out 16 bytes"},
 		"more logits than Out takes": {head, step(func(m *pb.Step) { m.Seqs[0].Want = pb.Want_WANT_LOGITS }), "gives out 80 bytes"},
-		"a short mask":               {head, step(func(m *pb.Step) { m.Seqs[0].Want = pb.Want_WANT_TOKEN; m.Seqs[0].Allowed = []byte{1} }), "want 3"},
+		"a short mask":               {head, step(func(m *pb.Step) { m.Seqs[0].Want = pb.Want_WANT_TOKEN; m.Seqs[0].Mask = &pb.Span{Bytes: 1} }), "want 3"},
 		"no operation":               {nil, &pb.Operation{}, "nothing that this contract version knows"},
-		"a fork to itself":           {nil, &pb.Operation{Op: &pb.Operation_Fork{Fork: &pb.Fork{From: 1, To: 1}}}, "to itself"},
-		"a negative truncation":      {nil, &pb.Operation{Op: &pb.Operation_Truncate{Truncate: &pb.Truncate{Length: -1}}}, "truncate"},
+		"no tokens for an embedding": {func(r *LoadRequest) { r.HasEmbedding = true }, step(func(m *pb.Step) { m.Seqs[0].Tokens = nil; m.Seqs[0].Rows = 1 }), "no token ids"},
+		"an export of other layers":  {nil, &pb.Operation{Op: &pb.Operation_StateExport{StateExport: &pb.StateExport{Layers: &pb.LayerRange{End: 2}}}}, "not all here"},
+		"an import of no layers":     {nil, &pb.Operation{Op: &pb.Operation_StateImport{StateImport: &pb.StateImport{}}}, "empty"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			e := &Echo{Width: 4, Head: 20}
@@ -213,32 +217,68 @@ func TestServerRefuses(t *testing.T) {
 // exchange sends raw operations and returns their outcomes.
 func exchange(t *testing.T, c *Client, ops ...*pb.Operation) []*pb.Outcome {
 	t.Helper()
-	stream := rawStream(t, c)
-	for _, op := range ops {
-		if err := stream.Send(op); err != nil {
-			t.Fatal(err)
-		}
-	}
+	stream := openRaw(t, c)
 	var outcomes []*pb.Outcome
+	for _, op := range ops {
+		stream.send(op)
+	}
 	for range ops {
-		o, err := stream.Recv()
-		if err != nil {
-			t.Fatal(err)
-		}
-		outcomes = append(outcomes, o)
+		outcomes = append(outcomes, stream.receive())
 	}
 	return outcomes
 }
 
-func rawStream(t *testing.T, c *Client) grpc.BidiStreamingClient[pb.Operation, pb.Outcome] {
+// rawStream is a step stream without the host's checks.
+type rawStream struct {
+	t    *testing.T
+	conn net.Conn
+}
+
+func openRaw(t *testing.T, c *Client) *rawStream {
 	t.Helper()
-	ctx, cancel := context.WithCancel(t.Context())
-	t.Cleanup(cancel)
-	stream, err := c.calls.Operate(ctx)
+	conn, err := c.stepSocket(t.Context())
 	if err != nil {
 		t.Fatal(err)
 	}
-	return stream
+	t.Cleanup(func() { conn.Close() })
+	return &rawStream{t, conn}
+}
+
+func (r *rawStream) send(m *pb.Operation) {
+	r.t.Helper()
+	frame, err := appendStreamFrame(nil, m)
+	if err != nil {
+		r.t.Fatal(err)
+	}
+	r.write(frame)
+}
+
+func (r *rawStream) write(b []byte) {
+	r.t.Helper()
+	if _, err := r.conn.Write(b); err != nil {
+		r.t.Fatal(err)
+	}
+}
+
+func (r *rawStream) receive() *pb.Outcome {
+	r.t.Helper()
+	frame, err := readStreamFrame(r.conn, nil)
+	if err != nil {
+		r.t.Fatal(err)
+	}
+	m := &pb.Outcome{}
+	if err := proto.Unmarshal(frame, m); err != nil {
+		r.t.Fatal(err)
+	}
+	return m
+}
+
+// mustEnd waits for the executor to end the stream.
+func (r *rawStream) mustEnd() {
+	r.t.Helper()
+	if frame, err := readStreamFrame(r.conn, nil); !errors.Is(err, io.EOF) {
+		r.t.Errorf("read %q, %v, want the end of the stream", frame, err)
+	}
 }
 
 func rawStep(number uint64, slot int64) *pb.Operation {
@@ -248,40 +288,57 @@ func rawStep(number uint64, slot int64) *pb.Operation {
 	}}}
 }
 
-func TestServerRefusesASlotInUse(t *testing.T) {
-	st := newOpStream(newServer(&Echo{Width: 1}, nil, nil))
-	accept := func(op *pb.Operation) *job {
-		j, err := st.accept(t.Context(), op)
-		if err != nil {
-			t.Fatal(err)
-		}
-		return j
-	}
-	first := accept(rawStep(1, 0))
-	second := accept(rawStep(2, 0))
-	if first.refused != nil || second.refused == nil || !strings.Contains(second.refused.Error(), "slot 0, which belongs") {
-		t.Errorf("refusals %v and %v, want one of the second step", first.refused, second.refused)
-	}
-	st.finish(second)
-	if third := accept(rawStep(3, 0)); third.refused == nil {
-		t.Error("the refused step freed the slot of the first")
-	}
-	st.finish(first)
-	if fourth := accept(rawStep(4, 0)); fourth.refused != nil {
-		t.Errorf("a step in the freed slot: %v", fourth.refused)
+// TestBadStreamEnds sends what no operation begins with; the next stream serves.
+func TestBadStreamEnds(t *testing.T) {
+	for name, raw := range map[string][]byte{
+		"a lost order":      mustFrame(t, &pb.Operation{Number: 2, Op: &pb.Operation_Release{Release: &pb.Release{}}}),
+		"a huge frame":      {0xff, 0xff, 0xff, 0xff},
+		"no message":        {3, 0, 0, 0, 0xff, 0xff, 0xff},
+		"an operation of 0": mustFrame(t, &pb.Operation{}),
+	} {
+		t.Run(name, func(t *testing.T) {
+			c := serveEcho(t, &Echo{Width: 1})
+			loadEcho(t, c, nil)
+			bad := openRaw(t, c)
+			bad.write(raw)
+			bad.mustEnd()
+			good := openRaw(t, c)
+			good.send(rawStep(1, 0))
+			if o := good.receive(); o.GetResult() == nil {
+				t.Errorf("the next stream answered %v", o)
+			}
+		})
 	}
 }
 
-func TestLostOrderEndsTheStream(t *testing.T) {
-	c := serveEcho(t, &Echo{Width: 1})
-	loadEcho(t, c, nil)
-	stream := rawStream(t, c)
-	if err := stream.Send(&pb.Operation{Number: 2, Op: &pb.Operation_Release{Release: &pb.Release{}}}); err != nil {
+func mustFrame(t *testing.T, m *pb.Operation) []byte {
+	t.Helper()
+	b, err := appendStreamFrame(nil, m)
+	if err != nil {
 		t.Fatal(err)
 	}
-	_, err := stream.Recv()
-	if err := callError(t.Context(), "stream", err); CodeOf(err) != CodeInvalid || !strings.Contains(err.Error(), "lost its order") {
-		t.Errorf("error %v, want one about the order", err)
+	return b
+}
+
+// TestFramesInPieces sends operations byte by byte, and several at once.
+func TestFramesInPieces(t *testing.T) {
+	c := serveEcho(t, &Echo{Width: 1})
+	loadEcho(t, c, nil)
+	stream := openRaw(t, c)
+	for _, b := range mustFrame(t, rawStep(1, 0)) {
+		stream.write([]byte{b})
+	}
+	stream.receive()
+	stream.write(append(mustFrame(t, rawStep(2, 0)), mustFrame(t, rawStep(3, 1))...))
+	for n := uint64(2); n <= 3; n++ {
+		if o := stream.receive(); o.GetNumber() != n || o.GetResult() == nil {
+			t.Errorf("outcome %v, want the result of step %d", o, n)
+		}
+	}
+	long := &pb.Operation{Number: 4, Op: &pb.Operation_Reserve{Reserve: &pb.Reserve{Prompt: make([]int32, 3*streamBuffer)}}}
+	stream.send(long)
+	if o := stream.receive(); o.GetDone() == nil {
+		t.Errorf("a long operation answered %v", o)
 	}
 }
 
@@ -324,24 +381,14 @@ func TestCancelOvertakes(t *testing.T) {
 	e := &Echo{Width: 1}
 	c := serveEcho(t, e)
 	loadEcho(t, c, nil)
-	stream := rawStream(t, c)
-	release := &pb.Operation{Number: 1, Op: &pb.Operation_Release{Release: &pb.Release{}}}
-	if err := stream.Send(release); err != nil {
-		t.Fatal(err)
-	}
-	if _, err := stream.Recv(); err != nil { // the stream is up
-		t.Fatal(err)
-	}
+	stream := openRaw(t, c)
+	stream.send(&pb.Operation{Number: 1, Op: &pb.Operation_Release{Release: &pb.Release{}}})
+	stream.receive() // the stream is up
 	if _, err := c.calls.Cancel(t.Context(), &pb.CancelRequest{Number: 2}); err != nil {
 		t.Fatal(err)
 	}
-	if err := stream.Send(rawStep(2, 1)); err != nil {
-		t.Fatal(err)
-	}
-	o, err := stream.Recv()
-	if err != nil {
-		t.Fatal(err)
-	}
+	stream.send(rawStep(2, 1))
+	o := stream.receive()
 	if o.GetError().GetCode() != pb.Code_CODE_CANCELED {
 		t.Errorf("outcome %v, want code canceled", o)
 	}
@@ -356,7 +403,7 @@ func TestErrorsKeepTheirType(t *testing.T) {
 	e := &Echo{Width: 1}
 	c := serveEcho(t, e)
 	loadEcho(t, c, nil)
-	e.Err = wrapped
+	e.Fail(wrapped)
 	s := openSteps(t, c)
 	for name, call := range map[string]func() error{
 		"inspect": func() error { _, err := c.Inspect(t.Context(), InspectRequest{}); return err },
@@ -380,7 +427,7 @@ func TestErrorsKeepTheirType(t *testing.T) {
 			}
 		})
 	}
-	e.Err = errors.New("out of luck")
+	e.Fail(errors.New("out of luck"))
 	if _, err := c.Stats(t.Context()); CodeOf(err) != CodeInternal || !strings.Contains(err.Error(), "out of luck") {
 		t.Errorf("error %v, want one of code internal with its text", err)
 	}

@@ -1,38 +1,40 @@
 package sdk
 
 import (
+	"bufio"
 	"context"
 	"errors"
 	"fmt"
 	"io"
+	"net"
 	"sync"
 
 	"github.com/mlxcel/mlxcel/sdk/internal/pb"
-	"google.golang.org/grpc"
 	"google.golang.org/protobuf/proto"
 )
 
 // StepStream is the real StepClient, the host's end of an executor's step stream.
 type StepStream struct {
 	client *Client
-	stream grpc.BidiStreamingClient[pb.Operation, pb.Outcome]
-	cancel context.CancelFunc
+	conn   *net.UnixConn
+	out    *outbox
+	stop   func() bool   // of the watch over the stream's context
 	done   chan struct{} // closed when the reader has ended
 
-	send sync.Mutex // held over the choice of a number and its sending, so that numbers go out in order
+	send sync.Mutex // held over the choice of a number and its queueing, so that numbers go out in order
 
 	mu      sync.Mutex
 	last    uint64
 	pending map[uint64]inFlight // by operation number
 	steps   map[uint64]uint64   // step ID to operation number, of the steps in flight
 	slots   map[int]uint64      // slot to step ID, of the steps in flight
-	closed  bool                // by Close
 	err     error               // why the stream ended
 }
 
 type inFlight struct {
 	answer *Pending
 	step   *Step // nil for other operations
+	state  bool  // the answer is a StateReport
 }
 
 var _ StepClient = (*StepStream)(nil)
@@ -42,106 +44,144 @@ func (c *Client) OpenSteps(ctx context.Context) (*StepStream, error) {
 	if !c.streaming.CompareAndSwap(false, true) {
 		return nil, errors.New("open the step stream: it is open already, close it first")
 	}
-	ctx, cancel := context.WithCancel(ctx)
-	stream, err := c.calls.Operate(ctx, limits()...)
+	conn, err := c.stepSocket(ctx)
 	if err != nil {
-		cancel()
 		c.streaming.Store(false)
-		return nil, callError(ctx, "open the step stream", err)
+		return nil, err
 	}
 	s := &StepStream{
 		client:  c,
-		stream:  stream,
-		cancel:  cancel,
+		conn:    conn,
 		done:    make(chan struct{}),
 		pending: map[uint64]inFlight{},
 		steps:   map[uint64]uint64{},
 		slots:   map[int]uint64{},
 	}
-	go s.read(ctx)
+	s.out = newOutbox(conn, s.fail)
+	s.stop = context.AfterFunc(ctx, func() { s.fail(fmt.Errorf("step stream: %w: %w", ErrExecutorGone, context.Cause(ctx))) })
+	go s.read()
 	return s, nil
 }
 
-// Send implements StepClient. A step's slot must be free, and its hidden rows must lie in the slot's input area.
+// stepSocket makes a socket pair and hands one end to the executor.
+func (c *Client) stepSocket(ctx context.Context) (*net.UnixConn, error) {
+	if c.channel == nil {
+		return nil, errors.New("open the step stream: the executor was started without a side channel")
+	}
+	near, far, err := socketPair()
+	if err != nil {
+		return nil, fmt.Errorf("open the step stream: %w", err)
+	}
+	defer far.Close() // so that the executor alone holds it, and its death closes it
+	conn, err := unixConn(near)
+	if err != nil {
+		return nil, fmt.Errorf("open the step stream: %w", err)
+	}
+	number, err := c.channel.Hand(PurposeSteps, far)
+	if err == nil {
+		if _, callErr := c.calls.OpenSteps(ctx, &pb.OpenStepsRequest{Socket: number}, limits()...); callErr != nil {
+			err = callError(ctx, "open the step stream", callErr)
+		}
+	}
+	if err != nil {
+		return nil, errors.Join(err, conn.Close())
+	}
+	return conn, nil
+}
+
+// Send implements StepClient. A step's slot must be free, and its hidden rows must lie in the slot's input area; the masks
+// of its sequences are copied into the slot.
 func (s *StepStream) Send(op Op) (*Pending, error) {
 	s.send.Lock()
 	defer s.send.Unlock()
-	m, err := s.message(op)
-	if err != nil {
-		return nil, err
-	}
 	step, _ := op.(*Step)
-	answer, err := s.register(m, step)
+	if step != nil {
+		if err := s.checkFree(step); err != nil { // before anything is written into the slot
+			return nil, err
+		}
+	}
+	m, err := s.message(op, step)
 	if err != nil {
 		return nil, err
 	}
-	if err := s.stream.Send(m); err != nil {
-		<-s.done // the reader knows why, and has failed the answer
-		return nil, s.err
+	answer, err := s.register(m, op, step)
+	if err != nil {
+		return nil, err
+	}
+	frame, err := appendStreamFrame(nil, m)
+	if err == nil {
+		err = s.out.push(frame)
+	}
+	if err != nil {
+		s.fail(err)
+		<-s.done // the reader has failed the answer
+		return nil, s.ended()
 	}
 	return answer, nil
 }
 
-func (s *StepStream) message(op Op) (*pb.Operation, error) {
-	m := &pb.Operation{}
-	switch op := op.(type) {
-	case Reservation:
-		m.Op = &pb.Operation_Reserve{Reserve: fromReservation(op)}
-	case Release:
-		m.Op = &pb.Operation_Release{Release: &pb.Release{Seq: uint64(op.Seq)}}
-	case Truncation:
-		m.Op = &pb.Operation_Truncate{Truncate: &pb.Truncate{Seq: uint64(op.Seq), Length: int64(op.Length)}}
-	case ForkOp:
-		m.Op = &pb.Operation_Fork{Fork: &pb.Fork{From: uint64(op.From), To: uint64(op.To)}}
-	case *Step:
-		step, err := s.stepMessage(op)
-		if err != nil {
-			return nil, fmt.Errorf("step %d: %w", op.ID, err)
-		}
-		m.Op = &pb.Operation_Step{Step: step}
-	default:
-		return nil, fmt.Errorf("operation of type %T is none of the step stream", op)
+func (s *StepStream) message(op Op, step *Step) (*pb.Operation, error) {
+	m, err := s.body(op, step)
+	if err != nil {
+		return nil, err
 	}
+	m.Sent = monotonicNanos()
 	if size := proto.Size(m); size > maxMessage-64 {
-		return nil, Errorf(CodeInvalid, "an operation of %d bytes passes the limit of %d: send fewer sequences or masks at once", size, maxMessage)
+		return nil, Errorf(CodeInvalid, "an operation of %d bytes passes the limit of %d: send fewer sequences at once", size, maxMessage)
 	}
 	return m, nil
 }
 
-func (s *StepStream) stepMessage(step *Step) (*pb.Step, error) {
+func (s *StepStream) body(op Op, step *Step) (*pb.Operation, error) {
+	if step == nil {
+		return fromOp(op)
+	}
+	region := s.client.region
+	m, err := fromStep(step, region.In(step.Slot), region.Masks(step.Slot))
+	if err != nil {
+		return nil, fmt.Errorf("step %d: %w", step.ID, err)
+	}
+	return &pb.Operation{Op: &pb.Operation_Step{Step: m}}, nil
+}
+
+// checkFree refuses a step whose slot or ID is not free.
+func (s *StepStream) checkFree(step *Step) error {
 	if s.client.region == nil {
-		return nil, Errorf(CodeInvalid, "the executor was started without a shared-memory region")
+		return Errorf(CodeInvalid, "step %d: the executor was started without a shared-memory region", step.ID)
 	}
 	if slots := s.client.region.Layout().Slots; step.Slot < 0 || step.Slot >= slots {
-		return nil, Errorf(CodeInvalid, "slot %d of a region with %d slots", step.Slot, slots)
+		return Errorf(CodeInvalid, "step %d: slot %d of a region with %d slots", step.ID, step.Slot, slots)
 	}
-	return fromStep(step, s.client.region.In(step.Slot))
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if other, busy := s.slots[step.Slot]; busy {
+		return Errorf(CodeInvalid, "step %d uses slot %d, which belongs to step %d until its answer", step.ID, step.Slot, other)
+	}
+	if _, busy := s.steps[step.ID]; busy {
+		return Errorf(CodeInvalid, "step %d is in flight already: give every step its own ID", step.ID)
+	}
+	return nil
 }
 
 // register numbers an operation and books a step's slot.
-func (s *StepStream) register(m *pb.Operation, step *Step) (*Pending, error) {
+func (s *StepStream) register(m *pb.Operation, op Op, step *Step) (*Pending, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.err != nil {
 		return nil, s.err
 	}
-	if step != nil {
-		if other, busy := s.slots[step.Slot]; busy {
-			return nil, Errorf(CodeInvalid, "step %d uses slot %d, which belongs to step %d until its answer", step.ID, step.Slot, other)
-		}
-		if _, busy := s.steps[step.ID]; busy {
-			return nil, Errorf(CodeInvalid, "step %d is in flight already: give every step its own ID", step.ID)
-		}
-	}
 	s.last++
 	m.Number = s.last
-	if step != nil {
+	f := inFlight{answer: NewPending(), step: step}
+	switch op.(type) {
+	case *Step:
 		s.slots[step.Slot] = step.ID
 		s.steps[step.ID] = s.last
+	case StateExport, StateImport:
+		f.state = true
 	}
-	answer := NewPending()
-	s.pending[s.last] = inFlight{answer: answer, step: step}
-	return answer, nil
+	s.pending[s.last] = f
+	return f.answer, nil
 }
 
 // take removes an operation from the books.
@@ -157,66 +197,91 @@ func (s *StepStream) take(number uint64) (inFlight, bool) {
 	return f, ok
 }
 
+// fail ends the stream. Only the first reason counts.
+func (s *StepStream) fail(err error) {
+	s.mu.Lock()
+	if s.err == nil {
+		s.err = err
+	}
+	s.mu.Unlock()
+	s.conn.Close()
+}
+
+func (s *StepStream) ended() error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.err
+}
+
 // read completes answers until the stream ends. It never waits for anything but the stream, so the executor can
 // always get rid of its answers.
-func (s *StepStream) read(ctx context.Context) {
-	err := s.complete()
-	switch {
-	case s.wasClosed():
-		err = fmt.Errorf("step stream: %w: closed by the host", ErrExecutorGone)
-	case errors.Is(err, io.EOF):
-		err = fmt.Errorf("step stream: %w: it ended the stream", ErrExecutorGone)
-	default:
-		err = callError(ctx, "step stream", err)
-		if !errors.Is(err, ErrExecutorGone) {
-			err = fmt.Errorf("%w: %w", ErrExecutorGone, err)
-		}
-	}
+func (s *StepStream) read() {
+	s.fail(streamError(s.complete()))
+	s.out.close()
+	s.stop()
 	s.mu.Lock()
-	s.err = err
-	left := s.pending
+	err, left := s.err, s.pending
 	s.pending = nil
 	s.mu.Unlock()
 	for _, f := range left {
 		f.answer.Complete(nil, err)
 	}
-	s.cancel()
 	s.client.streaming.Store(false)
 	close(s.done)
 }
 
+func streamError(err error) error {
+	if errors.Is(err, io.EOF) {
+		return fmt.Errorf("step stream: %w: it ended the stream", ErrExecutorGone)
+	}
+	return fmt.Errorf("step stream: %w: %w", ErrExecutorGone, err)
+}
+
 func (s *StepStream) complete() error {
+	r := bufio.NewReaderSize(s.conn, streamBuffer)
+	var frame []byte
 	for {
-		m, err := s.stream.Recv()
-		if err != nil {
+		var err error
+		if frame, err = readStreamFrame(r, frame); err != nil {
 			return err
+		}
+		m := &pb.Outcome{}
+		if err := proto.Unmarshal(frame, m); err != nil {
+			return fmt.Errorf("an answer is no message: %w", err)
 		}
 		f, ok := s.take(m.GetNumber())
 		if !ok {
 			return fmt.Errorf("an answer came to operation %d, which is not in flight", m.GetNumber())
 		}
-		f.answer.Complete(s.outcome(f, m))
+		s.answer(f, m)
 	}
 }
 
-func (s *StepStream) outcome(f inFlight, m *pb.Outcome) (*StepResult, error) {
+func (s *StepStream) answer(f inFlight, m *pb.Outcome) {
 	if e := m.GetError(); e != nil {
-		return nil, toError(e)
+		f.answer.Complete(nil, toError(e))
+		return
 	}
-	if f.step == nil {
-		return nil, nil
+	switch {
+	case f.step != nil:
+		f.answer.Complete(s.result(f.step, m.GetResult()))
+	case f.state:
+		report, err := toStateReport(m.GetState())
+		if err != nil {
+			f.answer.Complete(nil, err)
+			return
+		}
+		f.answer.CompleteState(report)
+	default:
+		f.answer.Complete(nil, nil)
 	}
-	r := m.GetResult()
-	if r == nil {
-		return nil, Errorf(CodeInternal, "the executor answered step %d without a result", f.step.ID)
-	}
-	return toStepResult(r, s.client.region.Out(f.step.Slot))
 }
 
-func (s *StepStream) wasClosed() bool {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return s.closed
+func (s *StepStream) result(step *Step, m *pb.StepResult) (*StepResult, error) {
+	if m == nil {
+		return nil, Errorf(CodeInternal, "the executor answered step %d without a result", step.ID)
+	}
+	return toStepResult(m, s.client.region.Out(step.Slot))
 }
 
 // Cancel implements StepClient.
@@ -235,10 +300,7 @@ func (s *StepStream) Cancel(ctx context.Context, stepID uint64) error {
 
 // Close implements StepClient. Operations that were sent but not answered may or may not be applied.
 func (s *StepStream) Close() error {
-	s.mu.Lock()
-	s.closed = true
-	s.mu.Unlock()
-	s.cancel()
+	s.fail(fmt.Errorf("step stream: %w: closed by the host", ErrExecutorGone))
 	<-s.done
 	return nil
 }

@@ -146,6 +146,58 @@ func (Code) EnumDescriptor() ([]byte, []int) {
 	return file_mlxcel_executor_v1_executor_proto_rawDescGZIP(), []int{1}
 }
 
+type StateKind int32
+
+const (
+	StateKind_STATE_KIND_NONE      StateKind = 0
+	StateKind_STATE_KIND_KV        StateKind = 1
+	StateKind_STATE_KIND_LATENT    StateKind = 2
+	StateKind_STATE_KIND_RECURRENT StateKind = 3
+)
+
+// Enum value maps for StateKind.
+var (
+	StateKind_name = map[int32]string{
+		0: "STATE_KIND_NONE",
+		1: "STATE_KIND_KV",
+		2: "STATE_KIND_LATENT",
+		3: "STATE_KIND_RECURRENT",
+	}
+	StateKind_value = map[string]int32{
+		"STATE_KIND_NONE":      0,
+		"STATE_KIND_KV":        1,
+		"STATE_KIND_LATENT":    2,
+		"STATE_KIND_RECURRENT": 3,
+	}
+)
+
+func (x StateKind) Enum() *StateKind {
+	p := new(StateKind)
+	*p = x
+	return p
+}
+
+func (x StateKind) String() string {
+	return protoimpl.X.EnumStringOf(x.Descriptor(), protoreflect.EnumNumber(x))
+}
+
+func (StateKind) Descriptor() protoreflect.EnumDescriptor {
+	return file_mlxcel_executor_v1_executor_proto_enumTypes[2].Descriptor()
+}
+
+func (StateKind) Type() protoreflect.EnumType {
+	return &file_mlxcel_executor_v1_executor_proto_enumTypes[2]
+}
+
+func (x StateKind) Number() protoreflect.EnumNumber {
+	return protoreflect.EnumNumber(x)
+}
+
+// Deprecated: Use StateKind.Descriptor instead.
+func (StateKind) EnumDescriptor() ([]byte, []int) {
+	return file_mlxcel_executor_v1_executor_proto_rawDescGZIP(), []int{2}
+}
+
 type Want int32
 
 const (
@@ -182,11 +234,11 @@ func (x Want) String() string {
 }
 
 func (Want) Descriptor() protoreflect.EnumDescriptor {
-	return file_mlxcel_executor_v1_executor_proto_enumTypes[2].Descriptor()
+	return file_mlxcel_executor_v1_executor_proto_enumTypes[3].Descriptor()
 }
 
 func (Want) Type() protoreflect.EnumType {
-	return &file_mlxcel_executor_v1_executor_proto_enumTypes[2]
+	return &file_mlxcel_executor_v1_executor_proto_enumTypes[3]
 }
 
 func (x Want) Number() protoreflect.EnumNumber {
@@ -195,7 +247,7 @@ func (x Want) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use Want.Descriptor instead.
 func (Want) EnumDescriptor() ([]byte, []int) {
-	return file_mlxcel_executor_v1_executor_proto_rawDescGZIP(), []int{2}
+	return file_mlxcel_executor_v1_executor_proto_rawDescGZIP(), []int{3}
 }
 
 // Error is an executor's error: a status detail of a unary call, an outcome on the step stream.
@@ -205,6 +257,8 @@ type Error struct {
 	Message       string                 `protobuf:"bytes,2,opt,name=message,proto3" json:"message,omitempty"`
 	File          string                 `protobuf:"bytes,3,opt,name=file,proto3" json:"file,omitempty"`
 	Tensor        string                 `protobuf:"bytes,4,opt,name=tensor,proto3" json:"tensor,omitempty"`
+	Wanted        int64                  `protobuf:"varint,5,opt,name=wanted,proto3" json:"wanted,omitempty"` // with CODE_OUT_OF_MEMORY: bytes
+	Held          int64                  `protobuf:"varint,6,opt,name=held,proto3" json:"held,omitempty"`     // with CODE_OUT_OF_MEMORY: bytes
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -267,6 +321,20 @@ func (x *Error) GetTensor() string {
 	return ""
 }
 
+func (x *Error) GetWanted() int64 {
+	if x != nil {
+		return x.Wanted
+	}
+	return 0
+}
+
+func (x *Error) GetHeld() int64 {
+	if x != nil {
+		return x.Held
+	}
+	return 0
+}
+
 type DescribeRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	unknownFields protoimpl.UnknownFields
@@ -311,6 +379,7 @@ type Description struct {
 	Runtime         string                 `protobuf:"bytes,4,opt,name=runtime,proto3" json:"runtime,omitempty"`
 	Device          *Device                `protobuf:"bytes,5,opt,name=device,proto3" json:"device,omitempty"`
 	Families        []*Family              `protobuf:"bytes,6,rep,name=families,proto3" json:"families,omitempty"`
+	Capabilities    []string               `protobuf:"bytes,8,rep,name=capabilities,proto3" json:"capabilities,omitempty"`
 	unknownFields   protoimpl.UnknownFields
 	sizeCache       protoimpl.SizeCache
 }
@@ -383,6 +452,13 @@ func (x *Description) GetDevice() *Device {
 func (x *Description) GetFamilies() []*Family {
 	if x != nil {
 		return x.Families
+	}
+	return nil
+}
+
+func (x *Description) GetCapabilities() []string {
+	if x != nil {
+		return x.Capabilities
 	}
 	return nil
 }
@@ -1000,6 +1076,7 @@ type RegionLayout struct {
 	Slots         int64                  `protobuf:"varint,1,opt,name=slots,proto3" json:"slots,omitempty"`
 	InBytes       int64                  `protobuf:"varint,2,opt,name=in_bytes,json=inBytes,proto3" json:"in_bytes,omitempty"`
 	OutBytes      int64                  `protobuf:"varint,3,opt,name=out_bytes,json=outBytes,proto3" json:"out_bytes,omitempty"`
+	MaskBytes     int64                  `protobuf:"varint,4,opt,name=mask_bytes,json=maskBytes,proto3" json:"mask_bytes,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1051,6 +1128,13 @@ func (x *RegionLayout) GetInBytes() int64 {
 func (x *RegionLayout) GetOutBytes() int64 {
 	if x != nil {
 		return x.OutBytes
+	}
+	return 0
+}
+
+func (x *RegionLayout) GetMaskBytes() int64 {
+	if x != nil {
+		return x.MaskBytes
 	}
 	return 0
 }
@@ -1397,6 +1481,87 @@ func (x *LoadReport) GetVocabSize() int64 {
 	return 0
 }
 
+type OpenStepsRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Socket        uint32                 `protobuf:"varint,1,opt,name=socket,proto3" json:"socket,omitempty"` // a stream socket, handed over with the purpose "steps"
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *OpenStepsRequest) Reset() {
+	*x = OpenStepsRequest{}
+	mi := &file_mlxcel_executor_v1_executor_proto_msgTypes[16]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *OpenStepsRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*OpenStepsRequest) ProtoMessage() {}
+
+func (x *OpenStepsRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_mlxcel_executor_v1_executor_proto_msgTypes[16]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use OpenStepsRequest.ProtoReflect.Descriptor instead.
+func (*OpenStepsRequest) Descriptor() ([]byte, []int) {
+	return file_mlxcel_executor_v1_executor_proto_rawDescGZIP(), []int{16}
+}
+
+func (x *OpenStepsRequest) GetSocket() uint32 {
+	if x != nil {
+		return x.Socket
+	}
+	return 0
+}
+
+type OpenStepsReply struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *OpenStepsReply) Reset() {
+	*x = OpenStepsReply{}
+	mi := &file_mlxcel_executor_v1_executor_proto_msgTypes[17]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *OpenStepsReply) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*OpenStepsReply) ProtoMessage() {}
+
+func (x *OpenStepsReply) ProtoReflect() protoreflect.Message {
+	mi := &file_mlxcel_executor_v1_executor_proto_msgTypes[17]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use OpenStepsReply.ProtoReflect.Descriptor instead.
+func (*OpenStepsReply) Descriptor() ([]byte, []int) {
+	return file_mlxcel_executor_v1_executor_proto_rawDescGZIP(), []int{17}
+}
+
+// Operation goes over the step stream with a number; between hosts without one.
 type Operation struct {
 	state  protoimpl.MessageState `protogen:"open.v1"`
 	Number uint64                 `protobuf:"varint,1,opt,name=number,proto3" json:"number,omitempty"` // grows by one with every operation of a stream, from 1
@@ -1404,17 +1569,18 @@ type Operation struct {
 	//
 	//	*Operation_Reserve
 	//	*Operation_Release
-	//	*Operation_Truncate
-	//	*Operation_Fork
 	//	*Operation_Step
+	//	*Operation_StateExport
+	//	*Operation_StateImport
 	Op            isOperation_Op `protobuf_oneof:"op"`
+	Sent          int64          `protobuf:"varint,7,opt,name=sent,proto3" json:"sent,omitempty"` // nanoseconds of the machine's monotonic clock; 0 where nobody took the time
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *Operation) Reset() {
 	*x = Operation{}
-	mi := &file_mlxcel_executor_v1_executor_proto_msgTypes[16]
+	mi := &file_mlxcel_executor_v1_executor_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1426,7 +1592,7 @@ func (x *Operation) String() string {
 func (*Operation) ProtoMessage() {}
 
 func (x *Operation) ProtoReflect() protoreflect.Message {
-	mi := &file_mlxcel_executor_v1_executor_proto_msgTypes[16]
+	mi := &file_mlxcel_executor_v1_executor_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1439,7 +1605,7 @@ func (x *Operation) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Operation.ProtoReflect.Descriptor instead.
 func (*Operation) Descriptor() ([]byte, []int) {
-	return file_mlxcel_executor_v1_executor_proto_rawDescGZIP(), []int{16}
+	return file_mlxcel_executor_v1_executor_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *Operation) GetNumber() uint64 {
@@ -1474,24 +1640,6 @@ func (x *Operation) GetRelease() *Release {
 	return nil
 }
 
-func (x *Operation) GetTruncate() *Truncate {
-	if x != nil {
-		if x, ok := x.Op.(*Operation_Truncate); ok {
-			return x.Truncate
-		}
-	}
-	return nil
-}
-
-func (x *Operation) GetFork() *Fork {
-	if x != nil {
-		if x, ok := x.Op.(*Operation_Fork); ok {
-			return x.Fork
-		}
-	}
-	return nil
-}
-
 func (x *Operation) GetStep() *Step {
 	if x != nil {
 		if x, ok := x.Op.(*Operation_Step); ok {
@@ -1499,6 +1647,31 @@ func (x *Operation) GetStep() *Step {
 		}
 	}
 	return nil
+}
+
+func (x *Operation) GetStateExport() *StateExport {
+	if x != nil {
+		if x, ok := x.Op.(*Operation_StateExport); ok {
+			return x.StateExport
+		}
+	}
+	return nil
+}
+
+func (x *Operation) GetStateImport() *StateImport {
+	if x != nil {
+		if x, ok := x.Op.(*Operation_StateImport); ok {
+			return x.StateImport
+		}
+	}
+	return nil
+}
+
+func (x *Operation) GetSent() int64 {
+	if x != nil {
+		return x.Sent
+	}
+	return 0
 }
 
 type isOperation_Op interface {
@@ -1513,27 +1686,27 @@ type Operation_Release struct {
 	Release *Release `protobuf:"bytes,3,opt,name=release,proto3,oneof"`
 }
 
-type Operation_Truncate struct {
-	Truncate *Truncate `protobuf:"bytes,4,opt,name=truncate,proto3,oneof"`
-}
-
-type Operation_Fork struct {
-	Fork *Fork `protobuf:"bytes,5,opt,name=fork,proto3,oneof"`
-}
-
 type Operation_Step struct {
-	Step *Step `protobuf:"bytes,6,opt,name=step,proto3,oneof"`
+	Step *Step `protobuf:"bytes,4,opt,name=step,proto3,oneof"`
+}
+
+type Operation_StateExport struct {
+	StateExport *StateExport `protobuf:"bytes,5,opt,name=state_export,json=stateExport,proto3,oneof"`
+}
+
+type Operation_StateImport struct {
+	StateImport *StateImport `protobuf:"bytes,6,opt,name=state_import,json=stateImport,proto3,oneof"`
 }
 
 func (*Operation_Reserve) isOperation_Op() {}
 
 func (*Operation_Release) isOperation_Op() {}
 
-func (*Operation_Truncate) isOperation_Op() {}
-
-func (*Operation_Fork) isOperation_Op() {}
-
 func (*Operation_Step) isOperation_Op() {}
+
+func (*Operation_StateExport) isOperation_Op() {}
+
+func (*Operation_StateImport) isOperation_Op() {}
 
 type Outcome struct {
 	state  protoimpl.MessageState `protogen:"open.v1"`
@@ -1543,6 +1716,7 @@ type Outcome struct {
 	//	*Outcome_Done
 	//	*Outcome_Result
 	//	*Outcome_Error
+	//	*Outcome_State
 	Outcome       isOutcome_Outcome `protobuf_oneof:"outcome"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -1550,7 +1724,7 @@ type Outcome struct {
 
 func (x *Outcome) Reset() {
 	*x = Outcome{}
-	mi := &file_mlxcel_executor_v1_executor_proto_msgTypes[17]
+	mi := &file_mlxcel_executor_v1_executor_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1562,7 +1736,7 @@ func (x *Outcome) String() string {
 func (*Outcome) ProtoMessage() {}
 
 func (x *Outcome) ProtoReflect() protoreflect.Message {
-	mi := &file_mlxcel_executor_v1_executor_proto_msgTypes[17]
+	mi := &file_mlxcel_executor_v1_executor_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1575,7 +1749,7 @@ func (x *Outcome) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Outcome.ProtoReflect.Descriptor instead.
 func (*Outcome) Descriptor() ([]byte, []int) {
-	return file_mlxcel_executor_v1_executor_proto_rawDescGZIP(), []int{17}
+	return file_mlxcel_executor_v1_executor_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *Outcome) GetNumber() uint64 {
@@ -1619,6 +1793,15 @@ func (x *Outcome) GetError() *Error {
 	return nil
 }
 
+func (x *Outcome) GetState() *StateReport {
+	if x != nil {
+		if x, ok := x.Outcome.(*Outcome_State); ok {
+			return x.State
+		}
+	}
+	return nil
+}
+
 type isOutcome_Outcome interface {
 	isOutcome_Outcome()
 }
@@ -1635,11 +1818,17 @@ type Outcome_Error struct {
 	Error *Error `protobuf:"bytes,4,opt,name=error,proto3,oneof"`
 }
 
+type Outcome_State struct {
+	State *StateReport `protobuf:"bytes,5,opt,name=state,proto3,oneof"`
+}
+
 func (*Outcome_Done) isOutcome_Outcome() {}
 
 func (*Outcome_Result) isOutcome_Outcome() {}
 
 func (*Outcome_Error) isOutcome_Outcome() {}
+
+func (*Outcome_State) isOutcome_Outcome() {}
 
 type Done struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -1649,7 +1838,7 @@ type Done struct {
 
 func (x *Done) Reset() {
 	*x = Done{}
-	mi := &file_mlxcel_executor_v1_executor_proto_msgTypes[18]
+	mi := &file_mlxcel_executor_v1_executor_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1661,7 +1850,7 @@ func (x *Done) String() string {
 func (*Done) ProtoMessage() {}
 
 func (x *Done) ProtoReflect() protoreflect.Message {
-	mi := &file_mlxcel_executor_v1_executor_proto_msgTypes[18]
+	mi := &file_mlxcel_executor_v1_executor_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1674,7 +1863,7 @@ func (x *Done) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Done.ProtoReflect.Descriptor instead.
 func (*Done) Descriptor() ([]byte, []int) {
-	return file_mlxcel_executor_v1_executor_proto_rawDescGZIP(), []int{18}
+	return file_mlxcel_executor_v1_executor_proto_rawDescGZIP(), []int{20}
 }
 
 type Reserve struct {
@@ -1684,13 +1873,17 @@ type Reserve struct {
 	MaxLen        int64                  `protobuf:"varint,3,opt,name=max_len,json=maxLen,proto3" json:"max_len,omitempty"`
 	Sampler       *Sampler               `protobuf:"bytes,4,opt,name=sampler,proto3" json:"sampler,omitempty"`
 	Adapter       string                 `protobuf:"bytes,5,opt,name=adapter,proto3" json:"adapter,omitempty"`
+	From          uint64                 `protobuf:"varint,6,opt,name=from,proto3" json:"from,omitempty"`
+	Keep          int64                  `protobuf:"varint,7,opt,name=keep,proto3" json:"keep,omitempty"`
+	Generated     []int32                `protobuf:"varint,8,rep,packed,name=generated,proto3" json:"generated,omitempty"`
+	Snapshots     int64                  `protobuf:"varint,9,opt,name=snapshots,proto3" json:"snapshots,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *Reserve) Reset() {
 	*x = Reserve{}
-	mi := &file_mlxcel_executor_v1_executor_proto_msgTypes[19]
+	mi := &file_mlxcel_executor_v1_executor_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1702,7 +1895,7 @@ func (x *Reserve) String() string {
 func (*Reserve) ProtoMessage() {}
 
 func (x *Reserve) ProtoReflect() protoreflect.Message {
-	mi := &file_mlxcel_executor_v1_executor_proto_msgTypes[19]
+	mi := &file_mlxcel_executor_v1_executor_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1715,7 +1908,7 @@ func (x *Reserve) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Reserve.ProtoReflect.Descriptor instead.
 func (*Reserve) Descriptor() ([]byte, []int) {
-	return file_mlxcel_executor_v1_executor_proto_rawDescGZIP(), []int{19}
+	return file_mlxcel_executor_v1_executor_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *Reserve) GetSeq() uint64 {
@@ -1753,6 +1946,34 @@ func (x *Reserve) GetAdapter() string {
 	return ""
 }
 
+func (x *Reserve) GetFrom() uint64 {
+	if x != nil {
+		return x.From
+	}
+	return 0
+}
+
+func (x *Reserve) GetKeep() int64 {
+	if x != nil {
+		return x.Keep
+	}
+	return 0
+}
+
+func (x *Reserve) GetGenerated() []int32 {
+	if x != nil {
+		return x.Generated
+	}
+	return nil
+}
+
+func (x *Reserve) GetSnapshots() int64 {
+	if x != nil {
+		return x.Snapshots
+	}
+	return 0
+}
+
 type Sampler struct {
 	state             protoimpl.MessageState `protogen:"open.v1"`
 	Temperature       float32                `protobuf:"fixed32,1,opt,name=temperature,proto3" json:"temperature,omitempty"`
@@ -1771,7 +1992,7 @@ type Sampler struct {
 
 func (x *Sampler) Reset() {
 	*x = Sampler{}
-	mi := &file_mlxcel_executor_v1_executor_proto_msgTypes[20]
+	mi := &file_mlxcel_executor_v1_executor_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1783,7 +2004,7 @@ func (x *Sampler) String() string {
 func (*Sampler) ProtoMessage() {}
 
 func (x *Sampler) ProtoReflect() protoreflect.Message {
-	mi := &file_mlxcel_executor_v1_executor_proto_msgTypes[20]
+	mi := &file_mlxcel_executor_v1_executor_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1796,7 +2017,7 @@ func (x *Sampler) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Sampler.ProtoReflect.Descriptor instead.
 func (*Sampler) Descriptor() ([]byte, []int) {
-	return file_mlxcel_executor_v1_executor_proto_rawDescGZIP(), []int{20}
+	return file_mlxcel_executor_v1_executor_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *Sampler) GetTemperature() float32 {
@@ -1878,7 +2099,7 @@ type Release struct {
 
 func (x *Release) Reset() {
 	*x = Release{}
-	mi := &file_mlxcel_executor_v1_executor_proto_msgTypes[21]
+	mi := &file_mlxcel_executor_v1_executor_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1890,7 +2111,7 @@ func (x *Release) String() string {
 func (*Release) ProtoMessage() {}
 
 func (x *Release) ProtoReflect() protoreflect.Message {
-	mi := &file_mlxcel_executor_v1_executor_proto_msgTypes[21]
+	mi := &file_mlxcel_executor_v1_executor_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1903,7 +2124,7 @@ func (x *Release) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Release.ProtoReflect.Descriptor instead.
 func (*Release) Descriptor() ([]byte, []int) {
-	return file_mlxcel_executor_v1_executor_proto_rawDescGZIP(), []int{21}
+	return file_mlxcel_executor_v1_executor_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *Release) GetSeq() uint64 {
@@ -1913,29 +2134,30 @@ func (x *Release) GetSeq() uint64 {
 	return 0
 }
 
-type Truncate struct {
+type StateExport struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Seq           uint64                 `protobuf:"varint,1,opt,name=seq,proto3" json:"seq,omitempty"`
-	Length        int64                  `protobuf:"varint,2,opt,name=length,proto3" json:"length,omitempty"`
+	Layers        *LayerRange            `protobuf:"bytes,2,opt,name=layers,proto3" json:"layers,omitempty"`
+	File          uint32                 `protobuf:"varint,3,opt,name=file,proto3" json:"file,omitempty"` // a file, handed over with the purpose "state"
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
-func (x *Truncate) Reset() {
-	*x = Truncate{}
-	mi := &file_mlxcel_executor_v1_executor_proto_msgTypes[22]
+func (x *StateExport) Reset() {
+	*x = StateExport{}
+	mi := &file_mlxcel_executor_v1_executor_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
 
-func (x *Truncate) String() string {
+func (x *StateExport) String() string {
 	return protoimpl.X.MessageStringOf(x)
 }
 
-func (*Truncate) ProtoMessage() {}
+func (*StateExport) ProtoMessage() {}
 
-func (x *Truncate) ProtoReflect() protoreflect.Message {
-	mi := &file_mlxcel_executor_v1_executor_proto_msgTypes[22]
+func (x *StateExport) ProtoReflect() protoreflect.Message {
+	mi := &file_mlxcel_executor_v1_executor_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1946,48 +2168,56 @@ func (x *Truncate) ProtoReflect() protoreflect.Message {
 	return mi.MessageOf(x)
 }
 
-// Deprecated: Use Truncate.ProtoReflect.Descriptor instead.
-func (*Truncate) Descriptor() ([]byte, []int) {
-	return file_mlxcel_executor_v1_executor_proto_rawDescGZIP(), []int{22}
+// Deprecated: Use StateExport.ProtoReflect.Descriptor instead.
+func (*StateExport) Descriptor() ([]byte, []int) {
+	return file_mlxcel_executor_v1_executor_proto_rawDescGZIP(), []int{24}
 }
 
-func (x *Truncate) GetSeq() uint64 {
+func (x *StateExport) GetSeq() uint64 {
 	if x != nil {
 		return x.Seq
 	}
 	return 0
 }
 
-func (x *Truncate) GetLength() int64 {
+func (x *StateExport) GetLayers() *LayerRange {
 	if x != nil {
-		return x.Length
+		return x.Layers
+	}
+	return nil
+}
+
+func (x *StateExport) GetFile() uint32 {
+	if x != nil {
+		return x.File
 	}
 	return 0
 }
 
-type Fork struct {
+type StateImport struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
-	From          uint64                 `protobuf:"varint,1,opt,name=from,proto3" json:"from,omitempty"`
-	To            uint64                 `protobuf:"varint,2,opt,name=to,proto3" json:"to,omitempty"`
+	Seq           uint64                 `protobuf:"varint,1,opt,name=seq,proto3" json:"seq,omitempty"`
+	Layers        *LayerRange            `protobuf:"bytes,2,opt,name=layers,proto3" json:"layers,omitempty"`
+	File          uint32                 `protobuf:"varint,3,opt,name=file,proto3" json:"file,omitempty"` // a file, handed over with the purpose "state"
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
-func (x *Fork) Reset() {
-	*x = Fork{}
-	mi := &file_mlxcel_executor_v1_executor_proto_msgTypes[23]
+func (x *StateImport) Reset() {
+	*x = StateImport{}
+	mi := &file_mlxcel_executor_v1_executor_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
 
-func (x *Fork) String() string {
+func (x *StateImport) String() string {
 	return protoimpl.X.MessageStringOf(x)
 }
 
-func (*Fork) ProtoMessage() {}
+func (*StateImport) ProtoMessage() {}
 
-func (x *Fork) ProtoReflect() protoreflect.Message {
-	mi := &file_mlxcel_executor_v1_executor_proto_msgTypes[23]
+func (x *StateImport) ProtoReflect() protoreflect.Message {
+	mi := &file_mlxcel_executor_v1_executor_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1998,39 +2228,261 @@ func (x *Fork) ProtoReflect() protoreflect.Message {
 	return mi.MessageOf(x)
 }
 
-// Deprecated: Use Fork.ProtoReflect.Descriptor instead.
-func (*Fork) Descriptor() ([]byte, []int) {
-	return file_mlxcel_executor_v1_executor_proto_rawDescGZIP(), []int{23}
+// Deprecated: Use StateImport.ProtoReflect.Descriptor instead.
+func (*StateImport) Descriptor() ([]byte, []int) {
+	return file_mlxcel_executor_v1_executor_proto_rawDescGZIP(), []int{25}
 }
 
-func (x *Fork) GetFrom() uint64 {
+func (x *StateImport) GetSeq() uint64 {
 	if x != nil {
-		return x.From
+		return x.Seq
 	}
 	return 0
 }
 
-func (x *Fork) GetTo() uint64 {
+func (x *StateImport) GetLayers() *LayerRange {
 	if x != nil {
-		return x.To
+		return x.Layers
+	}
+	return nil
+}
+
+func (x *StateImport) GetFile() uint32 {
+	if x != nil {
+		return x.File
 	}
 	return 0
 }
 
-// Tensor points into the input area of a step's slot when it is a step's, into the output area when a result's.
+type StateReport struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Positions     int64                  `protobuf:"varint,1,opt,name=positions,proto3" json:"positions,omitempty"`
+	Bytes         int64                  `protobuf:"varint,2,opt,name=bytes,proto3" json:"bytes,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *StateReport) Reset() {
+	*x = StateReport{}
+	mi := &file_mlxcel_executor_v1_executor_proto_msgTypes[26]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *StateReport) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*StateReport) ProtoMessage() {}
+
+func (x *StateReport) ProtoReflect() protoreflect.Message {
+	mi := &file_mlxcel_executor_v1_executor_proto_msgTypes[26]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use StateReport.ProtoReflect.Descriptor instead.
+func (*StateReport) Descriptor() ([]byte, []int) {
+	return file_mlxcel_executor_v1_executor_proto_rawDescGZIP(), []int{26}
+}
+
+func (x *StateReport) GetPositions() int64 {
+	if x != nil {
+		return x.Positions
+	}
+	return 0
+}
+
+func (x *StateReport) GetBytes() int64 {
+	if x != nil {
+		return x.Bytes
+	}
+	return 0
+}
+
+// StateHeader opens an exported state; StateSection opens each of its sections.
+type StateHeader struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Family        string                 `protobuf:"bytes,1,opt,name=family,proto3" json:"family,omitempty"`
+	Layers        *LayerRange            `protobuf:"bytes,2,opt,name=layers,proto3" json:"layers,omitempty"`
+	Positions     int64                  `protobuf:"varint,3,opt,name=positions,proto3" json:"positions,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *StateHeader) Reset() {
+	*x = StateHeader{}
+	mi := &file_mlxcel_executor_v1_executor_proto_msgTypes[27]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *StateHeader) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*StateHeader) ProtoMessage() {}
+
+func (x *StateHeader) ProtoReflect() protoreflect.Message {
+	mi := &file_mlxcel_executor_v1_executor_proto_msgTypes[27]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use StateHeader.ProtoReflect.Descriptor instead.
+func (*StateHeader) Descriptor() ([]byte, []int) {
+	return file_mlxcel_executor_v1_executor_proto_rawDescGZIP(), []int{27}
+}
+
+func (x *StateHeader) GetFamily() string {
+	if x != nil {
+		return x.Family
+	}
+	return ""
+}
+
+func (x *StateHeader) GetLayers() *LayerRange {
+	if x != nil {
+		return x.Layers
+	}
+	return nil
+}
+
+func (x *StateHeader) GetPositions() int64 {
+	if x != nil {
+		return x.Positions
+	}
+	return 0
+}
+
+type StateSection struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Layer         int64                  `protobuf:"varint,1,opt,name=layer,proto3" json:"layer,omitempty"`
+	Index         int64                  `protobuf:"varint,2,opt,name=index,proto3" json:"index,omitempty"`
+	Kind          StateKind              `protobuf:"varint,3,opt,name=kind,proto3,enum=mlxcel.executor.v1.StateKind" json:"kind,omitempty"`
+	Dtype         Dtype                  `protobuf:"varint,4,opt,name=dtype,proto3,enum=mlxcel.executor.v1.Dtype" json:"dtype,omitempty"`
+	First         int64                  `protobuf:"varint,5,opt,name=first,proto3" json:"first,omitempty"`
+	Rows          int64                  `protobuf:"varint,6,opt,name=rows,proto3" json:"rows,omitempty"`
+	KeyWidth      int64                  `protobuf:"varint,7,opt,name=key_width,json=keyWidth,proto3" json:"key_width,omitempty"`
+	ValueWidth    int64                  `protobuf:"varint,8,opt,name=value_width,json=valueWidth,proto3" json:"value_width,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *StateSection) Reset() {
+	*x = StateSection{}
+	mi := &file_mlxcel_executor_v1_executor_proto_msgTypes[28]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *StateSection) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*StateSection) ProtoMessage() {}
+
+func (x *StateSection) ProtoReflect() protoreflect.Message {
+	mi := &file_mlxcel_executor_v1_executor_proto_msgTypes[28]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use StateSection.ProtoReflect.Descriptor instead.
+func (*StateSection) Descriptor() ([]byte, []int) {
+	return file_mlxcel_executor_v1_executor_proto_rawDescGZIP(), []int{28}
+}
+
+func (x *StateSection) GetLayer() int64 {
+	if x != nil {
+		return x.Layer
+	}
+	return 0
+}
+
+func (x *StateSection) GetIndex() int64 {
+	if x != nil {
+		return x.Index
+	}
+	return 0
+}
+
+func (x *StateSection) GetKind() StateKind {
+	if x != nil {
+		return x.Kind
+	}
+	return StateKind_STATE_KIND_NONE
+}
+
+func (x *StateSection) GetDtype() Dtype {
+	if x != nil {
+		return x.Dtype
+	}
+	return Dtype_DTYPE_AUTO
+}
+
+func (x *StateSection) GetFirst() int64 {
+	if x != nil {
+		return x.First
+	}
+	return 0
+}
+
+func (x *StateSection) GetRows() int64 {
+	if x != nil {
+		return x.Rows
+	}
+	return 0
+}
+
+func (x *StateSection) GetKeyWidth() int64 {
+	if x != nil {
+		return x.KeyWidth
+	}
+	return 0
+}
+
+func (x *StateSection) GetValueWidth() int64 {
+	if x != nil {
+		return x.ValueWidth
+	}
+	return 0
+}
+
+// Tensor points into the input area of a step's slot when it is a step's, into the output area when a result's. Between
+// hosts, which share no memory, it carries its bytes.
 type Tensor struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Dtype         Dtype                  `protobuf:"varint,1,opt,name=dtype,proto3,enum=mlxcel.executor.v1.Dtype" json:"dtype,omitempty"`
 	Rows          int64                  `protobuf:"varint,2,opt,name=rows,proto3" json:"rows,omitempty"`
 	Width         int64                  `protobuf:"varint,3,opt,name=width,proto3" json:"width,omitempty"`
 	Offset        int64                  `protobuf:"varint,4,opt,name=offset,proto3" json:"offset,omitempty"` // bytes from the start of the area
+	Data          []byte                 `protobuf:"bytes,5,opt,name=data,proto3" json:"data,omitempty"`      // between hosts
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *Tensor) Reset() {
 	*x = Tensor{}
-	mi := &file_mlxcel_executor_v1_executor_proto_msgTypes[24]
+	mi := &file_mlxcel_executor_v1_executor_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2042,7 +2494,7 @@ func (x *Tensor) String() string {
 func (*Tensor) ProtoMessage() {}
 
 func (x *Tensor) ProtoReflect() protoreflect.Message {
-	mi := &file_mlxcel_executor_v1_executor_proto_msgTypes[24]
+	mi := &file_mlxcel_executor_v1_executor_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2055,7 +2507,7 @@ func (x *Tensor) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Tensor.ProtoReflect.Descriptor instead.
 func (*Tensor) Descriptor() ([]byte, []int) {
-	return file_mlxcel_executor_v1_executor_proto_rawDescGZIP(), []int{24}
+	return file_mlxcel_executor_v1_executor_proto_rawDescGZIP(), []int{29}
 }
 
 func (x *Tensor) GetDtype() Dtype {
@@ -2086,6 +2538,66 @@ func (x *Tensor) GetOffset() int64 {
 	return 0
 }
 
+func (x *Tensor) GetData() []byte {
+	if x != nil {
+		return x.Data
+	}
+	return nil
+}
+
+// Span points into the mask area of a step's slot.
+type Span struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Offset        int64                  `protobuf:"varint,1,opt,name=offset,proto3" json:"offset,omitempty"` // bytes from the start of the area
+	Bytes         int64                  `protobuf:"varint,2,opt,name=bytes,proto3" json:"bytes,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Span) Reset() {
+	*x = Span{}
+	mi := &file_mlxcel_executor_v1_executor_proto_msgTypes[30]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Span) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Span) ProtoMessage() {}
+
+func (x *Span) ProtoReflect() protoreflect.Message {
+	mi := &file_mlxcel_executor_v1_executor_proto_msgTypes[30]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Span.ProtoReflect.Descriptor instead.
+func (*Span) Descriptor() ([]byte, []int) {
+	return file_mlxcel_executor_v1_executor_proto_rawDescGZIP(), []int{30}
+}
+
+func (x *Span) GetOffset() int64 {
+	if x != nil {
+		return x.Offset
+	}
+	return 0
+}
+
+func (x *Span) GetBytes() int64 {
+	if x != nil {
+		return x.Bytes
+	}
+	return 0
+}
+
 type Step struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Id            uint64                 `protobuf:"varint,1,opt,name=id,proto3" json:"id,omitempty"`
@@ -2098,7 +2610,7 @@ type Step struct {
 
 func (x *Step) Reset() {
 	*x = Step{}
-	mi := &file_mlxcel_executor_v1_executor_proto_msgTypes[25]
+	mi := &file_mlxcel_executor_v1_executor_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2110,7 +2622,7 @@ func (x *Step) String() string {
 func (*Step) ProtoMessage() {}
 
 func (x *Step) ProtoReflect() protoreflect.Message {
-	mi := &file_mlxcel_executor_v1_executor_proto_msgTypes[25]
+	mi := &file_mlxcel_executor_v1_executor_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2123,7 +2635,7 @@ func (x *Step) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Step.ProtoReflect.Descriptor instead.
 func (*Step) Descriptor() ([]byte, []int) {
-	return file_mlxcel_executor_v1_executor_proto_rawDescGZIP(), []int{25}
+	return file_mlxcel_executor_v1_executor_proto_rawDescGZIP(), []int{31}
 }
 
 func (x *Step) GetId() uint64 {
@@ -2163,15 +2675,18 @@ type SeqStep struct {
 	Want          Want                   `protobuf:"varint,5,opt,name=want,proto3,enum=mlxcel.executor.v1.Want" json:"want,omitempty"`
 	TopN          int64                  `protobuf:"varint,6,opt,name=top_n,json=topN,proto3" json:"top_n,omitempty"`
 	Targets       []int32                `protobuf:"varint,7,rep,packed,name=targets,proto3" json:"targets,omitempty"`
-	Allowed       []byte                 `protobuf:"bytes,8,opt,name=allowed,proto3" json:"allowed,omitempty"`
+	Allowed       []byte                 `protobuf:"bytes,8,opt,name=allowed,proto3" json:"allowed,omitempty"` // between hosts
 	Logprob       bool                   `protobuf:"varint,9,opt,name=logprob,proto3" json:"logprob,omitempty"`
+	Rows          int64                  `protobuf:"varint,10,opt,name=rows,proto3" json:"rows,omitempty"`
+	Mask          *Span                  `protobuf:"bytes,11,opt,name=mask,proto3" json:"mask,omitempty"` // allowed, in the slot
+	Snapshot      bool                   `protobuf:"varint,12,opt,name=snapshot,proto3" json:"snapshot,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *SeqStep) Reset() {
 	*x = SeqStep{}
-	mi := &file_mlxcel_executor_v1_executor_proto_msgTypes[26]
+	mi := &file_mlxcel_executor_v1_executor_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2183,7 +2698,7 @@ func (x *SeqStep) String() string {
 func (*SeqStep) ProtoMessage() {}
 
 func (x *SeqStep) ProtoReflect() protoreflect.Message {
-	mi := &file_mlxcel_executor_v1_executor_proto_msgTypes[26]
+	mi := &file_mlxcel_executor_v1_executor_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2196,7 +2711,7 @@ func (x *SeqStep) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SeqStep.ProtoReflect.Descriptor instead.
 func (*SeqStep) Descriptor() ([]byte, []int) {
-	return file_mlxcel_executor_v1_executor_proto_rawDescGZIP(), []int{26}
+	return file_mlxcel_executor_v1_executor_proto_rawDescGZIP(), []int{32}
 }
 
 func (x *SeqStep) GetSeq() uint64 {
@@ -2262,19 +2777,41 @@ func (x *SeqStep) GetLogprob() bool {
 	return false
 }
 
+func (x *SeqStep) GetRows() int64 {
+	if x != nil {
+		return x.Rows
+	}
+	return 0
+}
+
+func (x *SeqStep) GetMask() *Span {
+	if x != nil {
+		return x.Mask
+	}
+	return nil
+}
+
+func (x *SeqStep) GetSnapshot() bool {
+	if x != nil {
+		return x.Snapshot
+	}
+	return false
+}
+
 type StepResult struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Id            uint64                 `protobuf:"varint,1,opt,name=id,proto3" json:"id,omitempty"`
 	Hidden        *Tensor                `protobuf:"bytes,2,opt,name=hidden,proto3" json:"hidden,omitempty"`
 	Seqs          []*SeqResult           `protobuf:"bytes,3,rep,name=seqs,proto3" json:"seqs,omitempty"`
 	ComputeNanos  int64                  `protobuf:"varint,4,opt,name=compute_nanos,json=computeNanos,proto3" json:"compute_nanos,omitempty"`
+	QueueNanos    int64                  `protobuf:"varint,5,opt,name=queue_nanos,json=queueNanos,proto3" json:"queue_nanos,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *StepResult) Reset() {
 	*x = StepResult{}
-	mi := &file_mlxcel_executor_v1_executor_proto_msgTypes[27]
+	mi := &file_mlxcel_executor_v1_executor_proto_msgTypes[33]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2286,7 +2823,7 @@ func (x *StepResult) String() string {
 func (*StepResult) ProtoMessage() {}
 
 func (x *StepResult) ProtoReflect() protoreflect.Message {
-	mi := &file_mlxcel_executor_v1_executor_proto_msgTypes[27]
+	mi := &file_mlxcel_executor_v1_executor_proto_msgTypes[33]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2299,7 +2836,7 @@ func (x *StepResult) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StepResult.ProtoReflect.Descriptor instead.
 func (*StepResult) Descriptor() ([]byte, []int) {
-	return file_mlxcel_executor_v1_executor_proto_rawDescGZIP(), []int{27}
+	return file_mlxcel_executor_v1_executor_proto_rawDescGZIP(), []int{33}
 }
 
 func (x *StepResult) GetId() uint64 {
@@ -2330,6 +2867,13 @@ func (x *StepResult) GetComputeNanos() int64 {
 	return 0
 }
 
+func (x *StepResult) GetQueueNanos() int64 {
+	if x != nil {
+		return x.QueueNanos
+	}
+	return 0
+}
+
 type SeqResult struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Seq           uint64                 `protobuf:"varint,1,opt,name=seq,proto3" json:"seq,omitempty"`
@@ -2344,7 +2888,7 @@ type SeqResult struct {
 
 func (x *SeqResult) Reset() {
 	*x = SeqResult{}
-	mi := &file_mlxcel_executor_v1_executor_proto_msgTypes[28]
+	mi := &file_mlxcel_executor_v1_executor_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2356,7 +2900,7 @@ func (x *SeqResult) String() string {
 func (*SeqResult) ProtoMessage() {}
 
 func (x *SeqResult) ProtoReflect() protoreflect.Message {
-	mi := &file_mlxcel_executor_v1_executor_proto_msgTypes[28]
+	mi := &file_mlxcel_executor_v1_executor_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2369,7 +2913,7 @@ func (x *SeqResult) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SeqResult.ProtoReflect.Descriptor instead.
 func (*SeqResult) Descriptor() ([]byte, []int) {
-	return file_mlxcel_executor_v1_executor_proto_rawDescGZIP(), []int{28}
+	return file_mlxcel_executor_v1_executor_proto_rawDescGZIP(), []int{34}
 }
 
 func (x *SeqResult) GetSeq() uint64 {
@@ -2425,7 +2969,7 @@ type TokenScore struct {
 
 func (x *TokenScore) Reset() {
 	*x = TokenScore{}
-	mi := &file_mlxcel_executor_v1_executor_proto_msgTypes[29]
+	mi := &file_mlxcel_executor_v1_executor_proto_msgTypes[35]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2437,7 +2981,7 @@ func (x *TokenScore) String() string {
 func (*TokenScore) ProtoMessage() {}
 
 func (x *TokenScore) ProtoReflect() protoreflect.Message {
-	mi := &file_mlxcel_executor_v1_executor_proto_msgTypes[29]
+	mi := &file_mlxcel_executor_v1_executor_proto_msgTypes[35]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2450,7 +2994,7 @@ func (x *TokenScore) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TokenScore.ProtoReflect.Descriptor instead.
 func (*TokenScore) Descriptor() ([]byte, []int) {
-	return file_mlxcel_executor_v1_executor_proto_rawDescGZIP(), []int{29}
+	return file_mlxcel_executor_v1_executor_proto_rawDescGZIP(), []int{35}
 }
 
 func (x *TokenScore) GetToken() int32 {
@@ -2483,7 +3027,7 @@ type CancelRequest struct {
 
 func (x *CancelRequest) Reset() {
 	*x = CancelRequest{}
-	mi := &file_mlxcel_executor_v1_executor_proto_msgTypes[30]
+	mi := &file_mlxcel_executor_v1_executor_proto_msgTypes[36]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2495,7 +3039,7 @@ func (x *CancelRequest) String() string {
 func (*CancelRequest) ProtoMessage() {}
 
 func (x *CancelRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_mlxcel_executor_v1_executor_proto_msgTypes[30]
+	mi := &file_mlxcel_executor_v1_executor_proto_msgTypes[36]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2508,7 +3052,7 @@ func (x *CancelRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CancelRequest.ProtoReflect.Descriptor instead.
 func (*CancelRequest) Descriptor() ([]byte, []int) {
-	return file_mlxcel_executor_v1_executor_proto_rawDescGZIP(), []int{30}
+	return file_mlxcel_executor_v1_executor_proto_rawDescGZIP(), []int{36}
 }
 
 func (x *CancelRequest) GetNumber() uint64 {
@@ -2526,7 +3070,7 @@ type CancelReply struct {
 
 func (x *CancelReply) Reset() {
 	*x = CancelReply{}
-	mi := &file_mlxcel_executor_v1_executor_proto_msgTypes[31]
+	mi := &file_mlxcel_executor_v1_executor_proto_msgTypes[37]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2538,7 +3082,7 @@ func (x *CancelReply) String() string {
 func (*CancelReply) ProtoMessage() {}
 
 func (x *CancelReply) ProtoReflect() protoreflect.Message {
-	mi := &file_mlxcel_executor_v1_executor_proto_msgTypes[31]
+	mi := &file_mlxcel_executor_v1_executor_proto_msgTypes[37]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2551,7 +3095,7 @@ func (x *CancelReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CancelReply.ProtoReflect.Descriptor instead.
 func (*CancelReply) Descriptor() ([]byte, []int) {
-	return file_mlxcel_executor_v1_executor_proto_rawDescGZIP(), []int{31}
+	return file_mlxcel_executor_v1_executor_proto_rawDescGZIP(), []int{37}
 }
 
 type ImportRequest struct {
@@ -2566,7 +3110,7 @@ type ImportRequest struct {
 
 func (x *ImportRequest) Reset() {
 	*x = ImportRequest{}
-	mi := &file_mlxcel_executor_v1_executor_proto_msgTypes[32]
+	mi := &file_mlxcel_executor_v1_executor_proto_msgTypes[38]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2578,7 +3122,7 @@ func (x *ImportRequest) String() string {
 func (*ImportRequest) ProtoMessage() {}
 
 func (x *ImportRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_mlxcel_executor_v1_executor_proto_msgTypes[32]
+	mi := &file_mlxcel_executor_v1_executor_proto_msgTypes[38]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2591,7 +3135,7 @@ func (x *ImportRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ImportRequest.ProtoReflect.Descriptor instead.
 func (*ImportRequest) Descriptor() ([]byte, []int) {
-	return file_mlxcel_executor_v1_executor_proto_rawDescGZIP(), []int{32}
+	return file_mlxcel_executor_v1_executor_proto_rawDescGZIP(), []int{38}
 }
 
 func (x *ImportRequest) GetFormat() string {
@@ -2643,7 +3187,7 @@ type Value struct {
 
 func (x *Value) Reset() {
 	*x = Value{}
-	mi := &file_mlxcel_executor_v1_executor_proto_msgTypes[33]
+	mi := &file_mlxcel_executor_v1_executor_proto_msgTypes[39]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2655,7 +3199,7 @@ func (x *Value) String() string {
 func (*Value) ProtoMessage() {}
 
 func (x *Value) ProtoReflect() protoreflect.Message {
-	mi := &file_mlxcel_executor_v1_executor_proto_msgTypes[33]
+	mi := &file_mlxcel_executor_v1_executor_proto_msgTypes[39]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2668,7 +3212,7 @@ func (x *Value) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Value.ProtoReflect.Descriptor instead.
 func (*Value) Descriptor() ([]byte, []int) {
-	return file_mlxcel_executor_v1_executor_proto_rawDescGZIP(), []int{33}
+	return file_mlxcel_executor_v1_executor_proto_rawDescGZIP(), []int{39}
 }
 
 func (x *Value) GetValue() isValue_Value {
@@ -2841,7 +3385,7 @@ type Texts struct {
 
 func (x *Texts) Reset() {
 	*x = Texts{}
-	mi := &file_mlxcel_executor_v1_executor_proto_msgTypes[34]
+	mi := &file_mlxcel_executor_v1_executor_proto_msgTypes[40]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2853,7 +3397,7 @@ func (x *Texts) String() string {
 func (*Texts) ProtoMessage() {}
 
 func (x *Texts) ProtoReflect() protoreflect.Message {
-	mi := &file_mlxcel_executor_v1_executor_proto_msgTypes[34]
+	mi := &file_mlxcel_executor_v1_executor_proto_msgTypes[40]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2866,7 +3410,7 @@ func (x *Texts) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Texts.ProtoReflect.Descriptor instead.
 func (*Texts) Descriptor() ([]byte, []int) {
-	return file_mlxcel_executor_v1_executor_proto_rawDescGZIP(), []int{34}
+	return file_mlxcel_executor_v1_executor_proto_rawDescGZIP(), []int{40}
 }
 
 func (x *Texts) GetValues() []string {
@@ -2885,7 +3429,7 @@ type Ints struct {
 
 func (x *Ints) Reset() {
 	*x = Ints{}
-	mi := &file_mlxcel_executor_v1_executor_proto_msgTypes[35]
+	mi := &file_mlxcel_executor_v1_executor_proto_msgTypes[41]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2897,7 +3441,7 @@ func (x *Ints) String() string {
 func (*Ints) ProtoMessage() {}
 
 func (x *Ints) ProtoReflect() protoreflect.Message {
-	mi := &file_mlxcel_executor_v1_executor_proto_msgTypes[35]
+	mi := &file_mlxcel_executor_v1_executor_proto_msgTypes[41]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2910,7 +3454,7 @@ func (x *Ints) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Ints.ProtoReflect.Descriptor instead.
 func (*Ints) Descriptor() ([]byte, []int) {
-	return file_mlxcel_executor_v1_executor_proto_rawDescGZIP(), []int{35}
+	return file_mlxcel_executor_v1_executor_proto_rawDescGZIP(), []int{41}
 }
 
 func (x *Ints) GetValues() []int64 {
@@ -2929,7 +3473,7 @@ type Uints struct {
 
 func (x *Uints) Reset() {
 	*x = Uints{}
-	mi := &file_mlxcel_executor_v1_executor_proto_msgTypes[36]
+	mi := &file_mlxcel_executor_v1_executor_proto_msgTypes[42]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2941,7 +3485,7 @@ func (x *Uints) String() string {
 func (*Uints) ProtoMessage() {}
 
 func (x *Uints) ProtoReflect() protoreflect.Message {
-	mi := &file_mlxcel_executor_v1_executor_proto_msgTypes[36]
+	mi := &file_mlxcel_executor_v1_executor_proto_msgTypes[42]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2954,7 +3498,7 @@ func (x *Uints) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Uints.ProtoReflect.Descriptor instead.
 func (*Uints) Descriptor() ([]byte, []int) {
-	return file_mlxcel_executor_v1_executor_proto_rawDescGZIP(), []int{36}
+	return file_mlxcel_executor_v1_executor_proto_rawDescGZIP(), []int{42}
 }
 
 func (x *Uints) GetValues() []uint64 {
@@ -2973,7 +3517,7 @@ type Floats struct {
 
 func (x *Floats) Reset() {
 	*x = Floats{}
-	mi := &file_mlxcel_executor_v1_executor_proto_msgTypes[37]
+	mi := &file_mlxcel_executor_v1_executor_proto_msgTypes[43]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2985,7 +3529,7 @@ func (x *Floats) String() string {
 func (*Floats) ProtoMessage() {}
 
 func (x *Floats) ProtoReflect() protoreflect.Message {
-	mi := &file_mlxcel_executor_v1_executor_proto_msgTypes[37]
+	mi := &file_mlxcel_executor_v1_executor_proto_msgTypes[43]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2998,7 +3542,7 @@ func (x *Floats) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Floats.ProtoReflect.Descriptor instead.
 func (*Floats) Descriptor() ([]byte, []int) {
-	return file_mlxcel_executor_v1_executor_proto_rawDescGZIP(), []int{37}
+	return file_mlxcel_executor_v1_executor_proto_rawDescGZIP(), []int{43}
 }
 
 func (x *Floats) GetValues() []float64 {
@@ -3017,7 +3561,7 @@ type Bools struct {
 
 func (x *Bools) Reset() {
 	*x = Bools{}
-	mi := &file_mlxcel_executor_v1_executor_proto_msgTypes[38]
+	mi := &file_mlxcel_executor_v1_executor_proto_msgTypes[44]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3029,7 +3573,7 @@ func (x *Bools) String() string {
 func (*Bools) ProtoMessage() {}
 
 func (x *Bools) ProtoReflect() protoreflect.Message {
-	mi := &file_mlxcel_executor_v1_executor_proto_msgTypes[38]
+	mi := &file_mlxcel_executor_v1_executor_proto_msgTypes[44]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3042,7 +3586,7 @@ func (x *Bools) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Bools.ProtoReflect.Descriptor instead.
 func (*Bools) Descriptor() ([]byte, []int) {
-	return file_mlxcel_executor_v1_executor_proto_rawDescGZIP(), []int{38}
+	return file_mlxcel_executor_v1_executor_proto_rawDescGZIP(), []int{44}
 }
 
 func (x *Bools) GetValues() []bool {
@@ -3063,7 +3607,7 @@ type ImportTensor struct {
 
 func (x *ImportTensor) Reset() {
 	*x = ImportTensor{}
-	mi := &file_mlxcel_executor_v1_executor_proto_msgTypes[39]
+	mi := &file_mlxcel_executor_v1_executor_proto_msgTypes[45]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3075,7 +3619,7 @@ func (x *ImportTensor) String() string {
 func (*ImportTensor) ProtoMessage() {}
 
 func (x *ImportTensor) ProtoReflect() protoreflect.Message {
-	mi := &file_mlxcel_executor_v1_executor_proto_msgTypes[39]
+	mi := &file_mlxcel_executor_v1_executor_proto_msgTypes[45]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3088,7 +3632,7 @@ func (x *ImportTensor) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ImportTensor.ProtoReflect.Descriptor instead.
 func (*ImportTensor) Descriptor() ([]byte, []int) {
-	return file_mlxcel_executor_v1_executor_proto_rawDescGZIP(), []int{39}
+	return file_mlxcel_executor_v1_executor_proto_rawDescGZIP(), []int{45}
 }
 
 func (x *ImportTensor) GetName() string {
@@ -3124,7 +3668,7 @@ type ImportPlan struct {
 
 func (x *ImportPlan) Reset() {
 	*x = ImportPlan{}
-	mi := &file_mlxcel_executor_v1_executor_proto_msgTypes[40]
+	mi := &file_mlxcel_executor_v1_executor_proto_msgTypes[46]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3136,7 +3680,7 @@ func (x *ImportPlan) String() string {
 func (*ImportPlan) ProtoMessage() {}
 
 func (x *ImportPlan) ProtoReflect() protoreflect.Message {
-	mi := &file_mlxcel_executor_v1_executor_proto_msgTypes[40]
+	mi := &file_mlxcel_executor_v1_executor_proto_msgTypes[46]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3149,7 +3693,7 @@ func (x *ImportPlan) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ImportPlan.ProtoReflect.Descriptor instead.
 func (*ImportPlan) Descriptor() ([]byte, []int) {
-	return file_mlxcel_executor_v1_executor_proto_rawDescGZIP(), []int{40}
+	return file_mlxcel_executor_v1_executor_proto_rawDescGZIP(), []int{46}
 }
 
 func (x *ImportPlan) GetFamily() string {
@@ -3193,7 +3737,7 @@ type ImportTarget struct {
 
 func (x *ImportTarget) Reset() {
 	*x = ImportTarget{}
-	mi := &file_mlxcel_executor_v1_executor_proto_msgTypes[41]
+	mi := &file_mlxcel_executor_v1_executor_proto_msgTypes[47]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3205,7 +3749,7 @@ func (x *ImportTarget) String() string {
 func (*ImportTarget) ProtoMessage() {}
 
 func (x *ImportTarget) ProtoReflect() protoreflect.Message {
-	mi := &file_mlxcel_executor_v1_executor_proto_msgTypes[41]
+	mi := &file_mlxcel_executor_v1_executor_proto_msgTypes[47]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3218,7 +3762,7 @@ func (x *ImportTarget) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ImportTarget.ProtoReflect.Descriptor instead.
 func (*ImportTarget) Descriptor() ([]byte, []int) {
-	return file_mlxcel_executor_v1_executor_proto_rawDescGZIP(), []int{41}
+	return file_mlxcel_executor_v1_executor_proto_rawDescGZIP(), []int{47}
 }
 
 func (x *ImportTarget) GetSource() string {
@@ -3264,7 +3808,7 @@ type UnloadRequest struct {
 
 func (x *UnloadRequest) Reset() {
 	*x = UnloadRequest{}
-	mi := &file_mlxcel_executor_v1_executor_proto_msgTypes[42]
+	mi := &file_mlxcel_executor_v1_executor_proto_msgTypes[48]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3276,7 +3820,7 @@ func (x *UnloadRequest) String() string {
 func (*UnloadRequest) ProtoMessage() {}
 
 func (x *UnloadRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_mlxcel_executor_v1_executor_proto_msgTypes[42]
+	mi := &file_mlxcel_executor_v1_executor_proto_msgTypes[48]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3289,7 +3833,7 @@ func (x *UnloadRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UnloadRequest.ProtoReflect.Descriptor instead.
 func (*UnloadRequest) Descriptor() ([]byte, []int) {
-	return file_mlxcel_executor_v1_executor_proto_rawDescGZIP(), []int{42}
+	return file_mlxcel_executor_v1_executor_proto_rawDescGZIP(), []int{48}
 }
 
 type UnloadReply struct {
@@ -3300,7 +3844,7 @@ type UnloadReply struct {
 
 func (x *UnloadReply) Reset() {
 	*x = UnloadReply{}
-	mi := &file_mlxcel_executor_v1_executor_proto_msgTypes[43]
+	mi := &file_mlxcel_executor_v1_executor_proto_msgTypes[49]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3312,7 +3856,7 @@ func (x *UnloadReply) String() string {
 func (*UnloadReply) ProtoMessage() {}
 
 func (x *UnloadReply) ProtoReflect() protoreflect.Message {
-	mi := &file_mlxcel_executor_v1_executor_proto_msgTypes[43]
+	mi := &file_mlxcel_executor_v1_executor_proto_msgTypes[49]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3325,7 +3869,7 @@ func (x *UnloadReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UnloadReply.ProtoReflect.Descriptor instead.
 func (*UnloadReply) Descriptor() ([]byte, []int) {
-	return file_mlxcel_executor_v1_executor_proto_rawDescGZIP(), []int{43}
+	return file_mlxcel_executor_v1_executor_proto_rawDescGZIP(), []int{49}
 }
 
 type StatsRequest struct {
@@ -3336,7 +3880,7 @@ type StatsRequest struct {
 
 func (x *StatsRequest) Reset() {
 	*x = StatsRequest{}
-	mi := &file_mlxcel_executor_v1_executor_proto_msgTypes[44]
+	mi := &file_mlxcel_executor_v1_executor_proto_msgTypes[50]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3348,7 +3892,7 @@ func (x *StatsRequest) String() string {
 func (*StatsRequest) ProtoMessage() {}
 
 func (x *StatsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_mlxcel_executor_v1_executor_proto_msgTypes[44]
+	mi := &file_mlxcel_executor_v1_executor_proto_msgTypes[50]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3361,7 +3905,7 @@ func (x *StatsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StatsRequest.ProtoReflect.Descriptor instead.
 func (*StatsRequest) Descriptor() ([]byte, []int) {
-	return file_mlxcel_executor_v1_executor_proto_rawDescGZIP(), []int{44}
+	return file_mlxcel_executor_v1_executor_proto_rawDescGZIP(), []int{50}
 }
 
 type StatsReply struct {
@@ -3373,13 +3917,15 @@ type StatsReply struct {
 	StateBytes    int64                  `protobuf:"varint,5,opt,name=state_bytes,json=stateBytes,proto3" json:"state_bytes,omitempty"`
 	ResidentBytes int64                  `protobuf:"varint,6,opt,name=resident_bytes,json=residentBytes,proto3" json:"resident_bytes,omitempty"`
 	BusyNanos     int64                  `protobuf:"varint,7,opt,name=busy_nanos,json=busyNanos,proto3" json:"busy_nanos,omitempty"`
+	ScratchBytes  int64                  `protobuf:"varint,8,opt,name=scratch_bytes,json=scratchBytes,proto3" json:"scratch_bytes,omitempty"`
+	PeakBytes     int64                  `protobuf:"varint,9,opt,name=peak_bytes,json=peakBytes,proto3" json:"peak_bytes,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *StatsReply) Reset() {
 	*x = StatsReply{}
-	mi := &file_mlxcel_executor_v1_executor_proto_msgTypes[45]
+	mi := &file_mlxcel_executor_v1_executor_proto_msgTypes[51]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3391,7 +3937,7 @@ func (x *StatsReply) String() string {
 func (*StatsReply) ProtoMessage() {}
 
 func (x *StatsReply) ProtoReflect() protoreflect.Message {
-	mi := &file_mlxcel_executor_v1_executor_proto_msgTypes[45]
+	mi := &file_mlxcel_executor_v1_executor_proto_msgTypes[51]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3404,7 +3950,7 @@ func (x *StatsReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StatsReply.ProtoReflect.Descriptor instead.
 func (*StatsReply) Descriptor() ([]byte, []int) {
-	return file_mlxcel_executor_v1_executor_proto_rawDescGZIP(), []int{45}
+	return file_mlxcel_executor_v1_executor_proto_rawDescGZIP(), []int{51}
 }
 
 func (x *StatsReply) GetLoaded() bool {
@@ -3456,24 +4002,41 @@ func (x *StatsReply) GetBusyNanos() int64 {
 	return 0
 }
 
+func (x *StatsReply) GetScratchBytes() int64 {
+	if x != nil {
+		return x.ScratchBytes
+	}
+	return 0
+}
+
+func (x *StatsReply) GetPeakBytes() int64 {
+	if x != nil {
+		return x.PeakBytes
+	}
+	return 0
+}
+
 var File_mlxcel_executor_v1_executor_proto protoreflect.FileDescriptor
 
 const file_mlxcel_executor_v1_executor_proto_rawDesc = "" +
 	"\n" +
-	"!mlxcel/executor/v1/executor.proto\x12\x12mlxcel.executor.v1\"{\n" +
+	"!mlxcel/executor/v1/executor.proto\x12\x12mlxcel.executor.v1\"\xa7\x01\n" +
 	"\x05Error\x12,\n" +
 	"\x04code\x18\x01 \x01(\x0e2\x18.mlxcel.executor.v1.CodeR\x04code\x12\x18\n" +
 	"\amessage\x18\x02 \x01(\tR\amessage\x12\x12\n" +
 	"\x04file\x18\x03 \x01(\tR\x04file\x12\x16\n" +
-	"\x06tensor\x18\x04 \x01(\tR\x06tensor\"\x11\n" +
-	"\x0fDescribeRequest\"\xec\x01\n" +
+	"\x06tensor\x18\x04 \x01(\tR\x06tensor\x12\x16\n" +
+	"\x06wanted\x18\x05 \x01(\x03R\x06wanted\x12\x12\n" +
+	"\x04held\x18\x06 \x01(\x03R\x04held\"\x11\n" +
+	"\x0fDescribeRequest\"\x90\x02\n" +
 	"\vDescription\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x18\n" +
 	"\aversion\x18\x02 \x01(\tR\aversion\x12)\n" +
 	"\x10contract_version\x18\x03 \x01(\x03R\x0fcontractVersion\x12\x18\n" +
 	"\aruntime\x18\x04 \x01(\tR\aruntime\x122\n" +
 	"\x06device\x18\x05 \x01(\v2\x1a.mlxcel.executor.v1.DeviceR\x06device\x126\n" +
-	"\bfamilies\x18\x06 \x03(\v2\x1a.mlxcel.executor.v1.FamilyR\bfamilies\"t\n" +
+	"\bfamilies\x18\x06 \x03(\v2\x1a.mlxcel.executor.v1.FamilyR\bfamilies\x12\"\n" +
+	"\fcapabilities\x18\b \x03(\tR\fcapabilities\"t\n" +
 	"\x06Device\x12\x12\n" +
 	"\x04kind\x18\x01 \x01(\tR\x04kind\x12\x12\n" +
 	"\x04name\x18\x02 \x01(\tR\x04name\x12!\n" +
@@ -3530,11 +4093,13 @@ const file_mlxcel_executor_v1_executor_proto_rawDesc = "" +
 	"\n" +
 	"LayerRange\x12\x14\n" +
 	"\x05start\x18\x01 \x01(\x03R\x05start\x12\x10\n" +
-	"\x03end\x18\x02 \x01(\x03R\x03end\"\\\n" +
+	"\x03end\x18\x02 \x01(\x03R\x03end\"{\n" +
 	"\fRegionLayout\x12\x14\n" +
 	"\x05slots\x18\x01 \x01(\x03R\x05slots\x12\x19\n" +
 	"\bin_bytes\x18\x02 \x01(\x03R\ainBytes\x12\x1b\n" +
-	"\tout_bytes\x18\x03 \x01(\x03R\boutBytes\"\x9d\x03\n" +
+	"\tout_bytes\x18\x03 \x01(\x03R\boutBytes\x12\x1d\n" +
+	"\n" +
+	"mask_bytes\x18\x04 \x01(\x03R\tmaskBytes\"\x9d\x03\n" +
 	"\vLoadRequest\x12\x10\n" +
 	"\x03dir\x18\x01 \x01(\tR\x03dir\x12\x16\n" +
 	"\x06family\x18\x02 \x01(\tR\x06family\x126\n" +
@@ -3563,28 +4128,37 @@ const file_mlxcel_executor_v1_executor_proto_rawDesc = "" +
 	"\atensors\x18\x02 \x01(\x03R\atensors\x128\n" +
 	"\bboundary\x18\x03 \x01(\v2\x1c.mlxcel.executor.v1.BoundaryR\bboundary\x12\x1d\n" +
 	"\n" +
-	"vocab_size\x18\x04 \x01(\x03R\tvocabSize\"\xb7\x02\n" +
+	"vocab_size\x18\x04 \x01(\x03R\tvocabSize\"*\n" +
+	"\x10OpenStepsRequest\x12\x16\n" +
+	"\x06socket\x18\x01 \x01(\rR\x06socket\"\x10\n" +
+	"\x0eOpenStepsReply\"\xeb\x02\n" +
 	"\tOperation\x12\x16\n" +
 	"\x06number\x18\x01 \x01(\x04R\x06number\x127\n" +
 	"\areserve\x18\x02 \x01(\v2\x1b.mlxcel.executor.v1.ReserveH\x00R\areserve\x127\n" +
-	"\arelease\x18\x03 \x01(\v2\x1b.mlxcel.executor.v1.ReleaseH\x00R\arelease\x12:\n" +
-	"\btruncate\x18\x04 \x01(\v2\x1c.mlxcel.executor.v1.TruncateH\x00R\btruncate\x12.\n" +
-	"\x04fork\x18\x05 \x01(\v2\x18.mlxcel.executor.v1.ForkH\x00R\x04fork\x12.\n" +
-	"\x04step\x18\x06 \x01(\v2\x18.mlxcel.executor.v1.StepH\x00R\x04stepB\x04\n" +
-	"\x02op\"\xc9\x01\n" +
+	"\arelease\x18\x03 \x01(\v2\x1b.mlxcel.executor.v1.ReleaseH\x00R\arelease\x12.\n" +
+	"\x04step\x18\x04 \x01(\v2\x18.mlxcel.executor.v1.StepH\x00R\x04step\x12D\n" +
+	"\fstate_export\x18\x05 \x01(\v2\x1f.mlxcel.executor.v1.StateExportH\x00R\vstateExport\x12D\n" +
+	"\fstate_import\x18\x06 \x01(\v2\x1f.mlxcel.executor.v1.StateImportH\x00R\vstateImport\x12\x12\n" +
+	"\x04sent\x18\a \x01(\x03R\x04sentB\x04\n" +
+	"\x02op\"\x82\x02\n" +
 	"\aOutcome\x12\x16\n" +
 	"\x06number\x18\x01 \x01(\x04R\x06number\x12.\n" +
 	"\x04done\x18\x02 \x01(\v2\x18.mlxcel.executor.v1.DoneH\x00R\x04done\x128\n" +
 	"\x06result\x18\x03 \x01(\v2\x1e.mlxcel.executor.v1.StepResultH\x00R\x06result\x121\n" +
-	"\x05error\x18\x04 \x01(\v2\x19.mlxcel.executor.v1.ErrorH\x00R\x05errorB\t\n" +
+	"\x05error\x18\x04 \x01(\v2\x19.mlxcel.executor.v1.ErrorH\x00R\x05error\x127\n" +
+	"\x05state\x18\x05 \x01(\v2\x1f.mlxcel.executor.v1.StateReportH\x00R\x05stateB\t\n" +
 	"\aoutcome\"\x06\n" +
-	"\x04Done\"\x9d\x01\n" +
+	"\x04Done\"\x81\x02\n" +
 	"\aReserve\x12\x10\n" +
 	"\x03seq\x18\x01 \x01(\x04R\x03seq\x12\x16\n" +
 	"\x06prompt\x18\x02 \x03(\x05R\x06prompt\x12\x17\n" +
 	"\amax_len\x18\x03 \x01(\x03R\x06maxLen\x125\n" +
 	"\asampler\x18\x04 \x01(\v2\x1b.mlxcel.executor.v1.SamplerR\asampler\x12\x18\n" +
-	"\aadapter\x18\x05 \x01(\tR\aadapter\"\xa6\x03\n" +
+	"\aadapter\x18\x05 \x01(\tR\aadapter\x12\x12\n" +
+	"\x04from\x18\x06 \x01(\x04R\x04from\x12\x12\n" +
+	"\x04keep\x18\a \x01(\x03R\x04keep\x12\x1c\n" +
+	"\tgenerated\x18\b \x03(\x05R\tgenerated\x12\x1c\n" +
+	"\tsnapshots\x18\t \x01(\x03R\tsnapshots\"\xa6\x03\n" +
 	"\aSampler\x12 \n" +
 	"\vtemperature\x18\x01 \x01(\x02R\vtemperature\x12\x13\n" +
 	"\x05top_p\x18\x02 \x01(\x02R\x04topP\x12\x13\n" +
@@ -3602,23 +4176,46 @@ const file_mlxcel_executor_v1_executor_proto_rawDesc = "" +
 	"\x03key\x18\x01 \x01(\x05R\x03key\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\x02R\x05value:\x028\x01\"\x1b\n" +
 	"\aRelease\x12\x10\n" +
-	"\x03seq\x18\x01 \x01(\x04R\x03seq\"4\n" +
-	"\bTruncate\x12\x10\n" +
-	"\x03seq\x18\x01 \x01(\x04R\x03seq\x12\x16\n" +
-	"\x06length\x18\x02 \x01(\x03R\x06length\"*\n" +
-	"\x04Fork\x12\x12\n" +
-	"\x04from\x18\x01 \x01(\x04R\x04from\x12\x0e\n" +
-	"\x02to\x18\x02 \x01(\x04R\x02to\"{\n" +
+	"\x03seq\x18\x01 \x01(\x04R\x03seq\"k\n" +
+	"\vStateExport\x12\x10\n" +
+	"\x03seq\x18\x01 \x01(\x04R\x03seq\x126\n" +
+	"\x06layers\x18\x02 \x01(\v2\x1e.mlxcel.executor.v1.LayerRangeR\x06layers\x12\x12\n" +
+	"\x04file\x18\x03 \x01(\rR\x04file\"k\n" +
+	"\vStateImport\x12\x10\n" +
+	"\x03seq\x18\x01 \x01(\x04R\x03seq\x126\n" +
+	"\x06layers\x18\x02 \x01(\v2\x1e.mlxcel.executor.v1.LayerRangeR\x06layers\x12\x12\n" +
+	"\x04file\x18\x03 \x01(\rR\x04file\"A\n" +
+	"\vStateReport\x12\x1c\n" +
+	"\tpositions\x18\x01 \x01(\x03R\tpositions\x12\x14\n" +
+	"\x05bytes\x18\x02 \x01(\x03R\x05bytes\"{\n" +
+	"\vStateHeader\x12\x16\n" +
+	"\x06family\x18\x01 \x01(\tR\x06family\x126\n" +
+	"\x06layers\x18\x02 \x01(\v2\x1e.mlxcel.executor.v1.LayerRangeR\x06layers\x12\x1c\n" +
+	"\tpositions\x18\x03 \x01(\x03R\tpositions\"\x86\x02\n" +
+	"\fStateSection\x12\x14\n" +
+	"\x05layer\x18\x01 \x01(\x03R\x05layer\x12\x14\n" +
+	"\x05index\x18\x02 \x01(\x03R\x05index\x121\n" +
+	"\x04kind\x18\x03 \x01(\x0e2\x1d.mlxcel.executor.v1.StateKindR\x04kind\x12/\n" +
+	"\x05dtype\x18\x04 \x01(\x0e2\x19.mlxcel.executor.v1.DtypeR\x05dtype\x12\x14\n" +
+	"\x05first\x18\x05 \x01(\x03R\x05first\x12\x12\n" +
+	"\x04rows\x18\x06 \x01(\x03R\x04rows\x12\x1b\n" +
+	"\tkey_width\x18\a \x01(\x03R\bkeyWidth\x12\x1f\n" +
+	"\vvalue_width\x18\b \x01(\x03R\n" +
+	"valueWidth\"\x8f\x01\n" +
 	"\x06Tensor\x12/\n" +
 	"\x05dtype\x18\x01 \x01(\x0e2\x19.mlxcel.executor.v1.DtypeR\x05dtype\x12\x12\n" +
 	"\x04rows\x18\x02 \x01(\x03R\x04rows\x12\x14\n" +
 	"\x05width\x18\x03 \x01(\x03R\x05width\x12\x16\n" +
-	"\x06offset\x18\x04 \x01(\x03R\x06offset\"\x8f\x01\n" +
+	"\x06offset\x18\x04 \x01(\x03R\x06offset\x12\x12\n" +
+	"\x04data\x18\x05 \x01(\fR\x04data\"4\n" +
+	"\x04Span\x12\x16\n" +
+	"\x06offset\x18\x01 \x01(\x03R\x06offset\x12\x14\n" +
+	"\x05bytes\x18\x02 \x01(\x03R\x05bytes\"\x8f\x01\n" +
 	"\x04Step\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\x04R\x02id\x12\x12\n" +
 	"\x04slot\x18\x02 \x01(\x03R\x04slot\x12/\n" +
 	"\x04seqs\x18\x03 \x03(\v2\x1b.mlxcel.executor.v1.SeqStepR\x04seqs\x122\n" +
-	"\x06hidden\x18\x04 \x01(\v2\x1a.mlxcel.executor.v1.TensorR\x06hidden\"\xee\x01\n" +
+	"\x06hidden\x18\x04 \x01(\v2\x1a.mlxcel.executor.v1.TensorR\x06hidden\"\xcc\x02\n" +
 	"\aSeqStep\x12\x10\n" +
 	"\x03seq\x18\x01 \x01(\x04R\x03seq\x12\x10\n" +
 	"\x03pos\x18\x02 \x01(\x03R\x03pos\x12\x16\n" +
@@ -3628,13 +4225,19 @@ const file_mlxcel_executor_v1_executor_proto_rawDesc = "" +
 	"\x05top_n\x18\x06 \x01(\x03R\x04topN\x12\x18\n" +
 	"\atargets\x18\a \x03(\x05R\atargets\x12\x18\n" +
 	"\aallowed\x18\b \x01(\fR\aallowed\x12\x18\n" +
-	"\alogprob\x18\t \x01(\bR\alogprob\"\xa8\x01\n" +
+	"\alogprob\x18\t \x01(\bR\alogprob\x12\x12\n" +
+	"\x04rows\x18\n" +
+	" \x01(\x03R\x04rows\x12,\n" +
+	"\x04mask\x18\v \x01(\v2\x18.mlxcel.executor.v1.SpanR\x04mask\x12\x1a\n" +
+	"\bsnapshot\x18\f \x01(\bR\bsnapshot\"\xc9\x01\n" +
 	"\n" +
 	"StepResult\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\x04R\x02id\x122\n" +
 	"\x06hidden\x18\x02 \x01(\v2\x1a.mlxcel.executor.v1.TensorR\x06hidden\x121\n" +
 	"\x04seqs\x18\x03 \x03(\v2\x1d.mlxcel.executor.v1.SeqResultR\x04seqs\x12#\n" +
-	"\rcompute_nanos\x18\x04 \x01(\x03R\fcomputeNanos\"\xcb\x01\n" +
+	"\rcompute_nanos\x18\x04 \x01(\x03R\fcomputeNanos\x12\x1f\n" +
+	"\vqueue_nanos\x18\x05 \x01(\x03R\n" +
+	"queueNanos\"\xcb\x01\n" +
 	"\tSeqResult\x12\x10\n" +
 	"\x03seq\x18\x01 \x01(\x04R\x03seq\x12\x14\n" +
 	"\x05token\x18\x02 \x01(\x05R\x05token\x12\x18\n" +
@@ -3699,7 +4302,7 @@ const file_mlxcel_executor_v1_executor_proto_rawDesc = "" +
 	"\brow_perm\x18\x05 \x03(\x03R\arowPerm\"\x0f\n" +
 	"\rUnloadRequest\"\r\n" +
 	"\vUnloadReply\"\x0e\n" +
-	"\fStatsRequest\"\xe2\x01\n" +
+	"\fStatsRequest\"\xa6\x02\n" +
 	"\n" +
 	"StatsReply\x12\x16\n" +
 	"\x06loaded\x18\x01 \x01(\bR\x06loaded\x12\x14\n" +
@@ -3710,7 +4313,10 @@ const file_mlxcel_executor_v1_executor_proto_rawDesc = "" +
 	"stateBytes\x12%\n" +
 	"\x0eresident_bytes\x18\x06 \x01(\x03R\rresidentBytes\x12\x1d\n" +
 	"\n" +
-	"busy_nanos\x18\a \x01(\x03R\tbusyNanos*b\n" +
+	"busy_nanos\x18\a \x01(\x03R\tbusyNanos\x12#\n" +
+	"\rscratch_bytes\x18\b \x01(\x03R\fscratchBytes\x12\x1d\n" +
+	"\n" +
+	"peak_bytes\x18\t \x01(\x03R\tpeakBytes*b\n" +
 	"\x05Dtype\x12\x0e\n" +
 	"\n" +
 	"DTYPE_AUTO\x10\x00\x12\x11\n" +
@@ -3727,18 +4333,23 @@ const file_mlxcel_executor_v1_executor_proto_rawDesc = "" +
 	"\x12CODE_OUT_OF_MEMORY\x10\x05\x12\x19\n" +
 	"\x15CODE_UNKNOWN_SEQUENCE\x10\x06\x12\x13\n" +
 	"\x0fCODE_NOT_LOADED\x10\a\x12\x11\n" +
-	"\rCODE_CANCELED\x10\b*J\n" +
+	"\rCODE_CANCELED\x10\b*d\n" +
+	"\tStateKind\x12\x13\n" +
+	"\x0fSTATE_KIND_NONE\x10\x00\x12\x11\n" +
+	"\rSTATE_KIND_KV\x10\x01\x12\x15\n" +
+	"\x11STATE_KIND_LATENT\x10\x02\x12\x18\n" +
+	"\x14STATE_KIND_RECURRENT\x10\x03*J\n" +
 	"\x04Want\x12\x10\n" +
 	"\fWANT_NOTHING\x10\x00\x12\x0e\n" +
 	"\n" +
 	"WANT_TOKEN\x10\x01\x12\x0f\n" +
 	"\vWANT_SCORES\x10\x02\x12\x0f\n" +
-	"\vWANT_LOGITS\x10\x032\xf6\x04\n" +
+	"\vWANT_LOGITS\x10\x032\x82\x05\n" +
 	"\bExecutor\x12P\n" +
 	"\bDescribe\x12#.mlxcel.executor.v1.DescribeRequest\x1a\x1f.mlxcel.executor.v1.Description\x12O\n" +
 	"\aInspect\x12\".mlxcel.executor.v1.InspectRequest\x1a .mlxcel.executor.v1.ModelProfile\x12H\n" +
-	"\x04Load\x12\x1f.mlxcel.executor.v1.LoadRequest\x1a\x1d.mlxcel.executor.v1.LoadEvent0\x01\x12I\n" +
-	"\aOperate\x12\x1d.mlxcel.executor.v1.Operation\x1a\x1b.mlxcel.executor.v1.Outcome(\x010\x01\x12L\n" +
+	"\x04Load\x12\x1f.mlxcel.executor.v1.LoadRequest\x1a\x1d.mlxcel.executor.v1.LoadEvent0\x01\x12U\n" +
+	"\tOpenSteps\x12$.mlxcel.executor.v1.OpenStepsRequest\x1a\".mlxcel.executor.v1.OpenStepsReply\x12L\n" +
 	"\x06Cancel\x12!.mlxcel.executor.v1.CancelRequest\x1a\x1f.mlxcel.executor.v1.CancelReply\x12K\n" +
 	"\x06Import\x12!.mlxcel.executor.v1.ImportRequest\x1a\x1e.mlxcel.executor.v1.ImportPlan\x12L\n" +
 	"\x06Unload\x12!.mlxcel.executor.v1.UnloadRequest\x1a\x1f.mlxcel.executor.v1.UnloadReply\x12I\n" +
@@ -3756,124 +4367,138 @@ func file_mlxcel_executor_v1_executor_proto_rawDescGZIP() []byte {
 	return file_mlxcel_executor_v1_executor_proto_rawDescData
 }
 
-var file_mlxcel_executor_v1_executor_proto_enumTypes = make([]protoimpl.EnumInfo, 3)
-var file_mlxcel_executor_v1_executor_proto_msgTypes = make([]protoimpl.MessageInfo, 48)
+var file_mlxcel_executor_v1_executor_proto_enumTypes = make([]protoimpl.EnumInfo, 4)
+var file_mlxcel_executor_v1_executor_proto_msgTypes = make([]protoimpl.MessageInfo, 54)
 var file_mlxcel_executor_v1_executor_proto_goTypes = []any{
-	(Dtype)(0),              // 0: mlxcel.executor.v1.Dtype
-	(Code)(0),               // 1: mlxcel.executor.v1.Code
-	(Want)(0),               // 2: mlxcel.executor.v1.Want
-	(*Error)(nil),           // 3: mlxcel.executor.v1.Error
-	(*DescribeRequest)(nil), // 4: mlxcel.executor.v1.DescribeRequest
-	(*Description)(nil),     // 5: mlxcel.executor.v1.Description
-	(*Device)(nil),          // 6: mlxcel.executor.v1.Device
-	(*Family)(nil),          // 7: mlxcel.executor.v1.Family
-	(*InspectRequest)(nil),  // 8: mlxcel.executor.v1.InspectRequest
-	(*ModelProfile)(nil),    // 9: mlxcel.executor.v1.ModelProfile
-	(*LayerProfile)(nil),    // 10: mlxcel.executor.v1.LayerProfile
-	(*AdjacencyGroup)(nil),  // 11: mlxcel.executor.v1.AdjacencyGroup
-	(*Boundary)(nil),        // 12: mlxcel.executor.v1.Boundary
-	(*LayerRange)(nil),      // 13: mlxcel.executor.v1.LayerRange
-	(*RegionLayout)(nil),    // 14: mlxcel.executor.v1.RegionLayout
-	(*LoadRequest)(nil),     // 15: mlxcel.executor.v1.LoadRequest
-	(*LoadEvent)(nil),       // 16: mlxcel.executor.v1.LoadEvent
-	(*LoadProgress)(nil),    // 17: mlxcel.executor.v1.LoadProgress
-	(*LoadReport)(nil),      // 18: mlxcel.executor.v1.LoadReport
-	(*Operation)(nil),       // 19: mlxcel.executor.v1.Operation
-	(*Outcome)(nil),         // 20: mlxcel.executor.v1.Outcome
-	(*Done)(nil),            // 21: mlxcel.executor.v1.Done
-	(*Reserve)(nil),         // 22: mlxcel.executor.v1.Reserve
-	(*Sampler)(nil),         // 23: mlxcel.executor.v1.Sampler
-	(*Release)(nil),         // 24: mlxcel.executor.v1.Release
-	(*Truncate)(nil),        // 25: mlxcel.executor.v1.Truncate
-	(*Fork)(nil),            // 26: mlxcel.executor.v1.Fork
-	(*Tensor)(nil),          // 27: mlxcel.executor.v1.Tensor
-	(*Step)(nil),            // 28: mlxcel.executor.v1.Step
-	(*SeqStep)(nil),         // 29: mlxcel.executor.v1.SeqStep
-	(*StepResult)(nil),      // 30: mlxcel.executor.v1.StepResult
-	(*SeqResult)(nil),       // 31: mlxcel.executor.v1.SeqResult
-	(*TokenScore)(nil),      // 32: mlxcel.executor.v1.TokenScore
-	(*CancelRequest)(nil),   // 33: mlxcel.executor.v1.CancelRequest
-	(*CancelReply)(nil),     // 34: mlxcel.executor.v1.CancelReply
-	(*ImportRequest)(nil),   // 35: mlxcel.executor.v1.ImportRequest
-	(*Value)(nil),           // 36: mlxcel.executor.v1.Value
-	(*Texts)(nil),           // 37: mlxcel.executor.v1.Texts
-	(*Ints)(nil),            // 38: mlxcel.executor.v1.Ints
-	(*Uints)(nil),           // 39: mlxcel.executor.v1.Uints
-	(*Floats)(nil),          // 40: mlxcel.executor.v1.Floats
-	(*Bools)(nil),           // 41: mlxcel.executor.v1.Bools
-	(*ImportTensor)(nil),    // 42: mlxcel.executor.v1.ImportTensor
-	(*ImportPlan)(nil),      // 43: mlxcel.executor.v1.ImportPlan
-	(*ImportTarget)(nil),    // 44: mlxcel.executor.v1.ImportTarget
-	(*UnloadRequest)(nil),   // 45: mlxcel.executor.v1.UnloadRequest
-	(*UnloadReply)(nil),     // 46: mlxcel.executor.v1.UnloadReply
-	(*StatsRequest)(nil),    // 47: mlxcel.executor.v1.StatsRequest
-	(*StatsReply)(nil),      // 48: mlxcel.executor.v1.StatsReply
-	nil,                     // 49: mlxcel.executor.v1.Sampler.LogitBiasEntry
-	nil,                     // 50: mlxcel.executor.v1.ImportRequest.MetadataEntry
+	(Dtype)(0),               // 0: mlxcel.executor.v1.Dtype
+	(Code)(0),                // 1: mlxcel.executor.v1.Code
+	(StateKind)(0),           // 2: mlxcel.executor.v1.StateKind
+	(Want)(0),                // 3: mlxcel.executor.v1.Want
+	(*Error)(nil),            // 4: mlxcel.executor.v1.Error
+	(*DescribeRequest)(nil),  // 5: mlxcel.executor.v1.DescribeRequest
+	(*Description)(nil),      // 6: mlxcel.executor.v1.Description
+	(*Device)(nil),           // 7: mlxcel.executor.v1.Device
+	(*Family)(nil),           // 8: mlxcel.executor.v1.Family
+	(*InspectRequest)(nil),   // 9: mlxcel.executor.v1.InspectRequest
+	(*ModelProfile)(nil),     // 10: mlxcel.executor.v1.ModelProfile
+	(*LayerProfile)(nil),     // 11: mlxcel.executor.v1.LayerProfile
+	(*AdjacencyGroup)(nil),   // 12: mlxcel.executor.v1.AdjacencyGroup
+	(*Boundary)(nil),         // 13: mlxcel.executor.v1.Boundary
+	(*LayerRange)(nil),       // 14: mlxcel.executor.v1.LayerRange
+	(*RegionLayout)(nil),     // 15: mlxcel.executor.v1.RegionLayout
+	(*LoadRequest)(nil),      // 16: mlxcel.executor.v1.LoadRequest
+	(*LoadEvent)(nil),        // 17: mlxcel.executor.v1.LoadEvent
+	(*LoadProgress)(nil),     // 18: mlxcel.executor.v1.LoadProgress
+	(*LoadReport)(nil),       // 19: mlxcel.executor.v1.LoadReport
+	(*OpenStepsRequest)(nil), // 20: mlxcel.executor.v1.OpenStepsRequest
+	(*OpenStepsReply)(nil),   // 21: mlxcel.executor.v1.OpenStepsReply
+	(*Operation)(nil),        // 22: mlxcel.executor.v1.Operation
+	(*Outcome)(nil),          // 23: mlxcel.executor.v1.Outcome
+	(*Done)(nil),             // 24: mlxcel.executor.v1.Done
+	(*Reserve)(nil),          // 25: mlxcel.executor.v1.Reserve
+	(*Sampler)(nil),          // 26: mlxcel.executor.v1.Sampler
+	(*Release)(nil),          // 27: mlxcel.executor.v1.Release
+	(*StateExport)(nil),      // 28: mlxcel.executor.v1.StateExport
+	(*StateImport)(nil),      // 29: mlxcel.executor.v1.StateImport
+	(*StateReport)(nil),      // 30: mlxcel.executor.v1.StateReport
+	(*StateHeader)(nil),      // 31: mlxcel.executor.v1.StateHeader
+	(*StateSection)(nil),     // 32: mlxcel.executor.v1.StateSection
+	(*Tensor)(nil),           // 33: mlxcel.executor.v1.Tensor
+	(*Span)(nil),             // 34: mlxcel.executor.v1.Span
+	(*Step)(nil),             // 35: mlxcel.executor.v1.Step
+	(*SeqStep)(nil),          // 36: mlxcel.executor.v1.SeqStep
+	(*StepResult)(nil),       // 37: mlxcel.executor.v1.StepResult
+	(*SeqResult)(nil),        // 38: mlxcel.executor.v1.SeqResult
+	(*TokenScore)(nil),       // 39: mlxcel.executor.v1.TokenScore
+	(*CancelRequest)(nil),    // 40: mlxcel.executor.v1.CancelRequest
+	(*CancelReply)(nil),      // 41: mlxcel.executor.v1.CancelReply
+	(*ImportRequest)(nil),    // 42: mlxcel.executor.v1.ImportRequest
+	(*Value)(nil),            // 43: mlxcel.executor.v1.Value
+	(*Texts)(nil),            // 44: mlxcel.executor.v1.Texts
+	(*Ints)(nil),             // 45: mlxcel.executor.v1.Ints
+	(*Uints)(nil),            // 46: mlxcel.executor.v1.Uints
+	(*Floats)(nil),           // 47: mlxcel.executor.v1.Floats
+	(*Bools)(nil),            // 48: mlxcel.executor.v1.Bools
+	(*ImportTensor)(nil),     // 49: mlxcel.executor.v1.ImportTensor
+	(*ImportPlan)(nil),       // 50: mlxcel.executor.v1.ImportPlan
+	(*ImportTarget)(nil),     // 51: mlxcel.executor.v1.ImportTarget
+	(*UnloadRequest)(nil),    // 52: mlxcel.executor.v1.UnloadRequest
+	(*UnloadReply)(nil),      // 53: mlxcel.executor.v1.UnloadReply
+	(*StatsRequest)(nil),     // 54: mlxcel.executor.v1.StatsRequest
+	(*StatsReply)(nil),       // 55: mlxcel.executor.v1.StatsReply
+	nil,                      // 56: mlxcel.executor.v1.Sampler.LogitBiasEntry
+	nil,                      // 57: mlxcel.executor.v1.ImportRequest.MetadataEntry
 }
 var file_mlxcel_executor_v1_executor_proto_depIdxs = []int32{
 	1,  // 0: mlxcel.executor.v1.Error.code:type_name -> mlxcel.executor.v1.Code
-	6,  // 1: mlxcel.executor.v1.Description.device:type_name -> mlxcel.executor.v1.Device
-	7,  // 2: mlxcel.executor.v1.Description.families:type_name -> mlxcel.executor.v1.Family
+	7,  // 1: mlxcel.executor.v1.Description.device:type_name -> mlxcel.executor.v1.Device
+	8,  // 2: mlxcel.executor.v1.Description.families:type_name -> mlxcel.executor.v1.Family
 	0,  // 3: mlxcel.executor.v1.InspectRequest.dtype:type_name -> mlxcel.executor.v1.Dtype
-	10, // 4: mlxcel.executor.v1.ModelProfile.layers:type_name -> mlxcel.executor.v1.LayerProfile
-	11, // 5: mlxcel.executor.v1.ModelProfile.adjacency:type_name -> mlxcel.executor.v1.AdjacencyGroup
-	12, // 6: mlxcel.executor.v1.ModelProfile.boundary:type_name -> mlxcel.executor.v1.Boundary
+	11, // 4: mlxcel.executor.v1.ModelProfile.layers:type_name -> mlxcel.executor.v1.LayerProfile
+	12, // 5: mlxcel.executor.v1.ModelProfile.adjacency:type_name -> mlxcel.executor.v1.AdjacencyGroup
+	13, // 6: mlxcel.executor.v1.ModelProfile.boundary:type_name -> mlxcel.executor.v1.Boundary
 	0,  // 7: mlxcel.executor.v1.Boundary.dtype:type_name -> mlxcel.executor.v1.Dtype
-	13, // 8: mlxcel.executor.v1.LoadRequest.layers:type_name -> mlxcel.executor.v1.LayerRange
+	14, // 8: mlxcel.executor.v1.LoadRequest.layers:type_name -> mlxcel.executor.v1.LayerRange
 	0,  // 9: mlxcel.executor.v1.LoadRequest.dtype:type_name -> mlxcel.executor.v1.Dtype
-	14, // 10: mlxcel.executor.v1.LoadRequest.region:type_name -> mlxcel.executor.v1.RegionLayout
-	17, // 11: mlxcel.executor.v1.LoadEvent.progress:type_name -> mlxcel.executor.v1.LoadProgress
-	18, // 12: mlxcel.executor.v1.LoadEvent.report:type_name -> mlxcel.executor.v1.LoadReport
-	12, // 13: mlxcel.executor.v1.LoadReport.boundary:type_name -> mlxcel.executor.v1.Boundary
-	22, // 14: mlxcel.executor.v1.Operation.reserve:type_name -> mlxcel.executor.v1.Reserve
-	24, // 15: mlxcel.executor.v1.Operation.release:type_name -> mlxcel.executor.v1.Release
-	25, // 16: mlxcel.executor.v1.Operation.truncate:type_name -> mlxcel.executor.v1.Truncate
-	26, // 17: mlxcel.executor.v1.Operation.fork:type_name -> mlxcel.executor.v1.Fork
-	28, // 18: mlxcel.executor.v1.Operation.step:type_name -> mlxcel.executor.v1.Step
-	21, // 19: mlxcel.executor.v1.Outcome.done:type_name -> mlxcel.executor.v1.Done
-	30, // 20: mlxcel.executor.v1.Outcome.result:type_name -> mlxcel.executor.v1.StepResult
-	3,  // 21: mlxcel.executor.v1.Outcome.error:type_name -> mlxcel.executor.v1.Error
-	23, // 22: mlxcel.executor.v1.Reserve.sampler:type_name -> mlxcel.executor.v1.Sampler
-	49, // 23: mlxcel.executor.v1.Sampler.logit_bias:type_name -> mlxcel.executor.v1.Sampler.LogitBiasEntry
-	0,  // 24: mlxcel.executor.v1.Tensor.dtype:type_name -> mlxcel.executor.v1.Dtype
-	29, // 25: mlxcel.executor.v1.Step.seqs:type_name -> mlxcel.executor.v1.SeqStep
-	27, // 26: mlxcel.executor.v1.Step.hidden:type_name -> mlxcel.executor.v1.Tensor
-	2,  // 27: mlxcel.executor.v1.SeqStep.want:type_name -> mlxcel.executor.v1.Want
-	27, // 28: mlxcel.executor.v1.StepResult.hidden:type_name -> mlxcel.executor.v1.Tensor
-	31, // 29: mlxcel.executor.v1.StepResult.seqs:type_name -> mlxcel.executor.v1.SeqResult
-	32, // 30: mlxcel.executor.v1.SeqResult.top:type_name -> mlxcel.executor.v1.TokenScore
-	27, // 31: mlxcel.executor.v1.SeqResult.logits:type_name -> mlxcel.executor.v1.Tensor
-	50, // 32: mlxcel.executor.v1.ImportRequest.metadata:type_name -> mlxcel.executor.v1.ImportRequest.MetadataEntry
-	42, // 33: mlxcel.executor.v1.ImportRequest.tensors:type_name -> mlxcel.executor.v1.ImportTensor
-	37, // 34: mlxcel.executor.v1.Value.texts:type_name -> mlxcel.executor.v1.Texts
-	38, // 35: mlxcel.executor.v1.Value.ints:type_name -> mlxcel.executor.v1.Ints
-	39, // 36: mlxcel.executor.v1.Value.uints:type_name -> mlxcel.executor.v1.Uints
-	40, // 37: mlxcel.executor.v1.Value.floats:type_name -> mlxcel.executor.v1.Floats
-	41, // 38: mlxcel.executor.v1.Value.bools:type_name -> mlxcel.executor.v1.Bools
-	44, // 39: mlxcel.executor.v1.ImportPlan.tensors:type_name -> mlxcel.executor.v1.ImportTarget
-	36, // 40: mlxcel.executor.v1.ImportRequest.MetadataEntry.value:type_name -> mlxcel.executor.v1.Value
-	4,  // 41: mlxcel.executor.v1.Executor.Describe:input_type -> mlxcel.executor.v1.DescribeRequest
-	8,  // 42: mlxcel.executor.v1.Executor.Inspect:input_type -> mlxcel.executor.v1.InspectRequest
-	15, // 43: mlxcel.executor.v1.Executor.Load:input_type -> mlxcel.executor.v1.LoadRequest
-	19, // 44: mlxcel.executor.v1.Executor.Operate:input_type -> mlxcel.executor.v1.Operation
-	33, // 45: mlxcel.executor.v1.Executor.Cancel:input_type -> mlxcel.executor.v1.CancelRequest
-	35, // 46: mlxcel.executor.v1.Executor.Import:input_type -> mlxcel.executor.v1.ImportRequest
-	45, // 47: mlxcel.executor.v1.Executor.Unload:input_type -> mlxcel.executor.v1.UnloadRequest
-	47, // 48: mlxcel.executor.v1.Executor.Stats:input_type -> mlxcel.executor.v1.StatsRequest
-	5,  // 49: mlxcel.executor.v1.Executor.Describe:output_type -> mlxcel.executor.v1.Description
-	9,  // 50: mlxcel.executor.v1.Executor.Inspect:output_type -> mlxcel.executor.v1.ModelProfile
-	16, // 51: mlxcel.executor.v1.Executor.Load:output_type -> mlxcel.executor.v1.LoadEvent
-	20, // 52: mlxcel.executor.v1.Executor.Operate:output_type -> mlxcel.executor.v1.Outcome
-	34, // 53: mlxcel.executor.v1.Executor.Cancel:output_type -> mlxcel.executor.v1.CancelReply
-	43, // 54: mlxcel.executor.v1.Executor.Import:output_type -> mlxcel.executor.v1.ImportPlan
-	46, // 55: mlxcel.executor.v1.Executor.Unload:output_type -> mlxcel.executor.v1.UnloadReply
-	48, // 56: mlxcel.executor.v1.Executor.Stats:output_type -> mlxcel.executor.v1.StatsReply
-	49, // [49:57] is the sub-list for method output_type
-	41, // [41:49] is the sub-list for method input_type
-	41, // [41:41] is the sub-list for extension type_name
-	41, // [41:41] is the sub-list for extension extendee
-	0,  // [0:41] is the sub-list for field type_name
+	15, // 10: mlxcel.executor.v1.LoadRequest.region:type_name -> mlxcel.executor.v1.RegionLayout
+	18, // 11: mlxcel.executor.v1.LoadEvent.progress:type_name -> mlxcel.executor.v1.LoadProgress
+	19, // 12: mlxcel.executor.v1.LoadEvent.report:type_name -> mlxcel.executor.v1.LoadReport
+	13, // 13: mlxcel.executor.v1.LoadReport.boundary:type_name -> mlxcel.executor.v1.Boundary
+	25, // 14: mlxcel.executor.v1.Operation.reserve:type_name -> mlxcel.executor.v1.Reserve
+	27, // 15: mlxcel.executor.v1.Operation.release:type_name -> mlxcel.executor.v1.Release
+	35, // 16: mlxcel.executor.v1.Operation.step:type_name -> mlxcel.executor.v1.Step
+	28, // 17: mlxcel.executor.v1.Operation.state_export:type_name -> mlxcel.executor.v1.StateExport
+	29, // 18: mlxcel.executor.v1.Operation.state_import:type_name -> mlxcel.executor.v1.StateImport
+	24, // 19: mlxcel.executor.v1.Outcome.done:type_name -> mlxcel.executor.v1.Done
+	37, // 20: mlxcel.executor.v1.Outcome.result:type_name -> mlxcel.executor.v1.StepResult
+	4,  // 21: mlxcel.executor.v1.Outcome.error:type_name -> mlxcel.executor.v1.Error
+	30, // 22: mlxcel.executor.v1.Outcome.state:type_name -> mlxcel.executor.v1.StateReport
+	26, // 23: mlxcel.executor.v1.Reserve.sampler:type_name -> mlxcel.executor.v1.Sampler
+	56, // 24: mlxcel.executor.v1.Sampler.logit_bias:type_name -> mlxcel.executor.v1.Sampler.LogitBiasEntry
+	14, // 25: mlxcel.executor.v1.StateExport.layers:type_name -> mlxcel.executor.v1.LayerRange
+	14, // 26: mlxcel.executor.v1.StateImport.layers:type_name -> mlxcel.executor.v1.LayerRange
+	14, // 27: mlxcel.executor.v1.StateHeader.layers:type_name -> mlxcel.executor.v1.LayerRange
+	2,  // 28: mlxcel.executor.v1.StateSection.kind:type_name -> mlxcel.executor.v1.StateKind
+	0,  // 29: mlxcel.executor.v1.StateSection.dtype:type_name -> mlxcel.executor.v1.Dtype
+	0,  // 30: mlxcel.executor.v1.Tensor.dtype:type_name -> mlxcel.executor.v1.Dtype
+	36, // 31: mlxcel.executor.v1.Step.seqs:type_name -> mlxcel.executor.v1.SeqStep
+	33, // 32: mlxcel.executor.v1.Step.hidden:type_name -> mlxcel.executor.v1.Tensor
+	3,  // 33: mlxcel.executor.v1.SeqStep.want:type_name -> mlxcel.executor.v1.Want
+	34, // 34: mlxcel.executor.v1.SeqStep.mask:type_name -> mlxcel.executor.v1.Span
+	33, // 35: mlxcel.executor.v1.StepResult.hidden:type_name -> mlxcel.executor.v1.Tensor
+	38, // 36: mlxcel.executor.v1.StepResult.seqs:type_name -> mlxcel.executor.v1.SeqResult
+	39, // 37: mlxcel.executor.v1.SeqResult.top:type_name -> mlxcel.executor.v1.TokenScore
+	33, // 38: mlxcel.executor.v1.SeqResult.logits:type_name -> mlxcel.executor.v1.Tensor
+	57, // 39: mlxcel.executor.v1.ImportRequest.metadata:type_name -> mlxcel.executor.v1.ImportRequest.MetadataEntry
+	49, // 40: mlxcel.executor.v1.ImportRequest.tensors:type_name -> mlxcel.executor.v1.ImportTensor
+	44, // 41: mlxcel.executor.v1.Value.texts:type_name -> mlxcel.executor.v1.Texts
+	45, // 42: mlxcel.executor.v1.Value.ints:type_name -> mlxcel.executor.v1.Ints
+	46, // 43: mlxcel.executor.v1.Value.uints:type_name -> mlxcel.executor.v1.Uints
+	47, // 44: mlxcel.executor.v1.Value.floats:type_name -> mlxcel.executor.v1.Floats
+	48, // 45: mlxcel.executor.v1.Value.bools:type_name -> mlxcel.executor.v1.Bools
+	51, // 46: mlxcel.executor.v1.ImportPlan.tensors:type_name -> mlxcel.executor.v1.ImportTarget
+	43, // 47: mlxcel.executor.v1.ImportRequest.MetadataEntry.value:type_name -> mlxcel.executor.v1.Value
+	5,  // 48: mlxcel.executor.v1.Executor.Describe:input_type -> mlxcel.executor.v1.DescribeRequest
+	9,  // 49: mlxcel.executor.v1.Executor.Inspect:input_type -> mlxcel.executor.v1.InspectRequest
+	16, // 50: mlxcel.executor.v1.Executor.Load:input_type -> mlxcel.executor.v1.LoadRequest
+	20, // 51: mlxcel.executor.v1.Executor.OpenSteps:input_type -> mlxcel.executor.v1.OpenStepsRequest
+	40, // 52: mlxcel.executor.v1.Executor.Cancel:input_type -> mlxcel.executor.v1.CancelRequest
+	42, // 53: mlxcel.executor.v1.Executor.Import:input_type -> mlxcel.executor.v1.ImportRequest
+	52, // 54: mlxcel.executor.v1.Executor.Unload:input_type -> mlxcel.executor.v1.UnloadRequest
+	54, // 55: mlxcel.executor.v1.Executor.Stats:input_type -> mlxcel.executor.v1.StatsRequest
+	6,  // 56: mlxcel.executor.v1.Executor.Describe:output_type -> mlxcel.executor.v1.Description
+	10, // 57: mlxcel.executor.v1.Executor.Inspect:output_type -> mlxcel.executor.v1.ModelProfile
+	17, // 58: mlxcel.executor.v1.Executor.Load:output_type -> mlxcel.executor.v1.LoadEvent
+	21, // 59: mlxcel.executor.v1.Executor.OpenSteps:output_type -> mlxcel.executor.v1.OpenStepsReply
+	41, // 60: mlxcel.executor.v1.Executor.Cancel:output_type -> mlxcel.executor.v1.CancelReply
+	50, // 61: mlxcel.executor.v1.Executor.Import:output_type -> mlxcel.executor.v1.ImportPlan
+	53, // 62: mlxcel.executor.v1.Executor.Unload:output_type -> mlxcel.executor.v1.UnloadReply
+	55, // 63: mlxcel.executor.v1.Executor.Stats:output_type -> mlxcel.executor.v1.StatsReply
+	56, // [56:64] is the sub-list for method output_type
+	48, // [48:56] is the sub-list for method input_type
+	48, // [48:48] is the sub-list for extension type_name
+	48, // [48:48] is the sub-list for extension extendee
+	0,  // [0:48] is the sub-list for field type_name
 }
 
 func init() { file_mlxcel_executor_v1_executor_proto_init() }
@@ -3885,19 +4510,20 @@ func file_mlxcel_executor_v1_executor_proto_init() {
 		(*LoadEvent_Progress)(nil),
 		(*LoadEvent_Report)(nil),
 	}
-	file_mlxcel_executor_v1_executor_proto_msgTypes[16].OneofWrappers = []any{
+	file_mlxcel_executor_v1_executor_proto_msgTypes[18].OneofWrappers = []any{
 		(*Operation_Reserve)(nil),
 		(*Operation_Release)(nil),
-		(*Operation_Truncate)(nil),
-		(*Operation_Fork)(nil),
 		(*Operation_Step)(nil),
+		(*Operation_StateExport)(nil),
+		(*Operation_StateImport)(nil),
 	}
-	file_mlxcel_executor_v1_executor_proto_msgTypes[17].OneofWrappers = []any{
+	file_mlxcel_executor_v1_executor_proto_msgTypes[19].OneofWrappers = []any{
 		(*Outcome_Done)(nil),
 		(*Outcome_Result)(nil),
 		(*Outcome_Error)(nil),
+		(*Outcome_State)(nil),
 	}
-	file_mlxcel_executor_v1_executor_proto_msgTypes[33].OneofWrappers = []any{
+	file_mlxcel_executor_v1_executor_proto_msgTypes[39].OneofWrappers = []any{
 		(*Value_Text)(nil),
 		(*Value_Int)(nil),
 		(*Value_Uint)(nil),
@@ -3914,8 +4540,8 @@ func file_mlxcel_executor_v1_executor_proto_init() {
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_mlxcel_executor_v1_executor_proto_rawDesc), len(file_mlxcel_executor_v1_executor_proto_rawDesc)),
-			NumEnums:      3,
-			NumMessages:   48,
+			NumEnums:      4,
+			NumMessages:   54,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

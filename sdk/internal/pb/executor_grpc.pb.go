@@ -22,14 +22,14 @@ import (
 const _ = grpc.SupportPackageIsVersion9
 
 const (
-	Executor_Describe_FullMethodName = "/mlxcel.executor.v1.Executor/Describe"
-	Executor_Inspect_FullMethodName  = "/mlxcel.executor.v1.Executor/Inspect"
-	Executor_Load_FullMethodName     = "/mlxcel.executor.v1.Executor/Load"
-	Executor_Operate_FullMethodName  = "/mlxcel.executor.v1.Executor/Operate"
-	Executor_Cancel_FullMethodName   = "/mlxcel.executor.v1.Executor/Cancel"
-	Executor_Import_FullMethodName   = "/mlxcel.executor.v1.Executor/Import"
-	Executor_Unload_FullMethodName   = "/mlxcel.executor.v1.Executor/Unload"
-	Executor_Stats_FullMethodName    = "/mlxcel.executor.v1.Executor/Stats"
+	Executor_Describe_FullMethodName  = "/mlxcel.executor.v1.Executor/Describe"
+	Executor_Inspect_FullMethodName   = "/mlxcel.executor.v1.Executor/Inspect"
+	Executor_Load_FullMethodName      = "/mlxcel.executor.v1.Executor/Load"
+	Executor_OpenSteps_FullMethodName = "/mlxcel.executor.v1.Executor/OpenSteps"
+	Executor_Cancel_FullMethodName    = "/mlxcel.executor.v1.Executor/Cancel"
+	Executor_Import_FullMethodName    = "/mlxcel.executor.v1.Executor/Import"
+	Executor_Unload_FullMethodName    = "/mlxcel.executor.v1.Executor/Unload"
+	Executor_Stats_FullMethodName     = "/mlxcel.executor.v1.Executor/Stats"
 )
 
 // ExecutorClient is the client API for Executor service.
@@ -40,8 +40,9 @@ type ExecutorClient interface {
 	Inspect(ctx context.Context, in *InspectRequest, opts ...grpc.CallOption) (*ModelProfile, error)
 	// Progress messages, then exactly one report.
 	Load(ctx context.Context, in *LoadRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[LoadEvent], error)
-	// The step stream. Operations are applied in the order sent; every one is answered once, by its number.
-	Operate(ctx context.Context, opts ...grpc.CallOption) (grpc.BidiStreamingClient[Operation, Outcome], error)
+	// Begins the step stream on a socket that was handed over: frames of Operation come, frames of Outcome go back.
+	// Operations are applied in the order sent; every one is answered once, by its number.
+	OpenSteps(ctx context.Context, in *OpenStepsRequest, opts ...grpc.CallOption) (*OpenStepsReply, error)
 	// Gives up a step by its operation's number, past the queue of the step stream.
 	Cancel(ctx context.Context, in *CancelRequest, opts ...grpc.CallOption) (*CancelReply, error)
 	Import(ctx context.Context, in *ImportRequest, opts ...grpc.CallOption) (*ImportPlan, error)
@@ -96,18 +97,15 @@ func (c *executorClient) Load(ctx context.Context, in *LoadRequest, opts ...grpc
 // This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
 type Executor_LoadClient = grpc.ServerStreamingClient[LoadEvent]
 
-func (c *executorClient) Operate(ctx context.Context, opts ...grpc.CallOption) (grpc.BidiStreamingClient[Operation, Outcome], error) {
+func (c *executorClient) OpenSteps(ctx context.Context, in *OpenStepsRequest, opts ...grpc.CallOption) (*OpenStepsReply, error) {
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
-	stream, err := c.cc.NewStream(ctx, &Executor_ServiceDesc.Streams[1], Executor_Operate_FullMethodName, cOpts...)
+	out := new(OpenStepsReply)
+	err := c.cc.Invoke(ctx, Executor_OpenSteps_FullMethodName, in, out, cOpts...)
 	if err != nil {
 		return nil, err
 	}
-	x := &grpc.GenericClientStream[Operation, Outcome]{ClientStream: stream}
-	return x, nil
+	return out, nil
 }
-
-// This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
-type Executor_OperateClient = grpc.BidiStreamingClient[Operation, Outcome]
 
 func (c *executorClient) Cancel(ctx context.Context, in *CancelRequest, opts ...grpc.CallOption) (*CancelReply, error) {
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
@@ -157,8 +155,9 @@ type ExecutorServer interface {
 	Inspect(context.Context, *InspectRequest) (*ModelProfile, error)
 	// Progress messages, then exactly one report.
 	Load(*LoadRequest, grpc.ServerStreamingServer[LoadEvent]) error
-	// The step stream. Operations are applied in the order sent; every one is answered once, by its number.
-	Operate(grpc.BidiStreamingServer[Operation, Outcome]) error
+	// Begins the step stream on a socket that was handed over: frames of Operation come, frames of Outcome go back.
+	// Operations are applied in the order sent; every one is answered once, by its number.
+	OpenSteps(context.Context, *OpenStepsRequest) (*OpenStepsReply, error)
 	// Gives up a step by its operation's number, past the queue of the step stream.
 	Cancel(context.Context, *CancelRequest) (*CancelReply, error)
 	Import(context.Context, *ImportRequest) (*ImportPlan, error)
@@ -183,8 +182,8 @@ func (UnimplementedExecutorServer) Inspect(context.Context, *InspectRequest) (*M
 func (UnimplementedExecutorServer) Load(*LoadRequest, grpc.ServerStreamingServer[LoadEvent]) error {
 	return status.Error(codes.Unimplemented, "method Load not implemented")
 }
-func (UnimplementedExecutorServer) Operate(grpc.BidiStreamingServer[Operation, Outcome]) error {
-	return status.Error(codes.Unimplemented, "method Operate not implemented")
+func (UnimplementedExecutorServer) OpenSteps(context.Context, *OpenStepsRequest) (*OpenStepsReply, error) {
+	return nil, status.Error(codes.Unimplemented, "method OpenSteps not implemented")
 }
 func (UnimplementedExecutorServer) Cancel(context.Context, *CancelRequest) (*CancelReply, error) {
 	return nil, status.Error(codes.Unimplemented, "method Cancel not implemented")
@@ -266,12 +265,23 @@ func _Executor_Load_Handler(srv interface{}, stream grpc.ServerStream) error {
 // This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
 type Executor_LoadServer = grpc.ServerStreamingServer[LoadEvent]
 
-func _Executor_Operate_Handler(srv interface{}, stream grpc.ServerStream) error {
-	return srv.(ExecutorServer).Operate(&grpc.GenericServerStream[Operation, Outcome]{ServerStream: stream})
+func _Executor_OpenSteps_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(OpenStepsRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(ExecutorServer).OpenSteps(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Executor_OpenSteps_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(ExecutorServer).OpenSteps(ctx, req.(*OpenStepsRequest))
+	}
+	return interceptor(ctx, in, info, handler)
 }
-
-// This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
-type Executor_OperateServer = grpc.BidiStreamingServer[Operation, Outcome]
 
 func _Executor_Cancel_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
 	in := new(CancelRequest)
@@ -361,6 +371,10 @@ var Executor_ServiceDesc = grpc.ServiceDesc{
 			Handler:    _Executor_Inspect_Handler,
 		},
 		{
+			MethodName: "OpenSteps",
+			Handler:    _Executor_OpenSteps_Handler,
+		},
+		{
 			MethodName: "Cancel",
 			Handler:    _Executor_Cancel_Handler,
 		},
@@ -382,12 +396,6 @@ var Executor_ServiceDesc = grpc.ServiceDesc{
 			StreamName:    "Load",
 			Handler:       _Executor_Load_Handler,
 			ServerStreams: true,
-		},
-		{
-			StreamName:    "Operate",
-			Handler:       _Executor_Operate_Handler,
-			ServerStreams: true,
-			ClientStreams: true,
 		},
 	},
 	Metadata: "mlxcel/executor/v1/executor.proto",
