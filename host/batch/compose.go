@@ -205,7 +205,7 @@ func (c *core) promptShare(j *job, rows int) int {
 func (c *core) board(f *flight, j *job, rows int) int {
 	decoding := j.decoding()
 	step := j.next(rows)
-	rows = len(step.Tokens)
+	rows = step.Rows
 	if decoding {
 		f.decodes++
 	} else {
@@ -255,7 +255,7 @@ func (j *job) next(rows int) sdk.SeqStep {
 			s.Want, s.Targets = sdk.WantScores, j.history[j.fed+1:end+1]
 		}
 	}
-	s.Tokens = j.history[j.fed:end]
+	s.Rows, s.Tokens = end-j.fed, j.history[j.fed:end]
 	if end == len(j.history) {
 		s.Want, s.TopN, s.Logprob = sdk.WantToken, j.req.TopN, j.req.Logprob
 	}

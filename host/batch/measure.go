@@ -111,7 +111,7 @@ func (m *meter) release() {
 func (m *meter) step(seqs []*metered, rows int) (time.Duration, error) {
 	steps := make([]sdk.SeqStep, len(seqs))
 	for i, s := range seqs {
-		steps[i] = sdk.SeqStep{Seq: s.seq, Pos: s.length, Tokens: m.tokens(rows), Prompt: s.length == 0, Want: sdk.WantToken}
+		steps[i] = sdk.SeqStep{Seq: s.seq, Pos: s.length, Rows: rows, Tokens: m.tokens(rows), Prompt: s.length == 0, Want: sdk.WantToken}
 		s.length += rows
 	}
 	began := m.cfg.Clock.Now()

@@ -101,14 +101,18 @@ func (l *launcher) prepare(spec Spec) (*Process, error) {
 	if err != nil {
 		return nil, err
 	}
+	channel, err := sdk.NewSideChannel()
+	if err != nil {
+		return nil, errors.Join(err, region.Close())
+	}
 	p := &Process{
 		cfg: l.cfg, plugin: spec.Plugin, stage: spec.Stage, phase: PhaseStart,
-		folder: folder, region: region, done: make(chan struct{}),
+		folder: folder, region: region, channel: channel, done: make(chan struct{}),
 	}
 	p.forget = func() { l.forget(p) }
 	log := l.cfg.Logger.Named(filepath.Base(spec.Plugin))
-	p.child = newChild(l.command(spec.Plugin, folder, region), log)
-	config := sdk.ClientConfig(nil, region, hclog.NewNullLogger())
+	p.child = newChild(l.command(spec.Plugin, folder, region, channel), log)
+	config := sdk.ClientConfig(nil, region, channel, hclog.NewNullLogger())
 	config.StartTimeout = 2 * l.cfg.StartTimeout // connect's own deadline comes first
 	config.SyncStdout, config.SyncStderr = printed{log, &p.child.ring}, printed{log, &p.child.ring}
 	config.UnixSocketConfig = &plugin.UnixSocketConfig{TempDir: folder}
@@ -122,12 +126,12 @@ func (l *launcher) prepare(spec Spec) (*Process, error) {
 	return p, nil
 }
 
-func (l *launcher) command(path, folder string, region *sdk.Region) *exec.Cmd {
+func (l *launcher) command(path, folder string, region *sdk.Region, channel *sdk.SideChannel) *exec.Cmd {
 	cmd := exec.Command(path)
 	cmd.Env = append(childEnvironment(l.cfg.Environ, l.cfg.PassEnv),
 		"TMPDIR="+folder,
 		sdk.EnvLogLevel+"="+logLevel(l.cfg.Logger).String())
-	sdk.Inherit(cmd, region, l.lifeline)
+	sdk.Inherit(cmd, region, l.lifeline, channel)
 	return cmd
 }
 

@@ -23,6 +23,7 @@ type Process struct {
 	plugin   string
 	folder   string
 	region   *sdk.Region
+	channel  *sdk.SideChannel
 	child    *child
 	goplugin *plugin.Client
 	client   *sdk.Client
@@ -282,7 +283,7 @@ func (p *Process) ask(ctx context.Context, deaf func()) {
 // free gives back what belonged to a process that has ended.
 func (p *Process) free() error {
 	p.goplugin.Kill() // waits for go-plugin's goroutines
-	return errors.Join(p.region.Close(), os.RemoveAll(p.folder))
+	return errors.Join(p.channel.Close(), p.region.Close(), os.RemoveAll(p.folder))
 }
 
 // printed logs what an executor prints through Go's os.Stdout and os.Stderr, which go-plugin redirects.

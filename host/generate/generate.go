@@ -270,7 +270,7 @@ func (r *run) prefill(ctx context.Context) (sdk.SeqResult, error) {
 
 // feed begins a step with the next piece of the prompt.
 func (r *run) feed(ctx context.Context, piece []int32) (wait func() ([]sdk.SeqResult, error)) {
-	step := sdk.SeqStep{Seq: r.seq, Pos: r.length, Tokens: piece, Prompt: true}
+	step := sdk.SeqStep{Seq: r.seq, Pos: r.length, Rows: len(piece), Tokens: piece, Prompt: true}
 	r.length += len(piece)
 	if r.length == len(r.req.Prompt) {
 		step.Want, step.TopN = sdk.WantToken, r.req.TopN
@@ -281,7 +281,7 @@ func (r *run) feed(ctx context.Context, piece []int32) (wait func() ([]sdk.SeqRe
 // decode feeds the latest token and returns the next.
 func (r *run) decode(ctx context.Context) (sdk.SeqResult, error) {
 	r.token[0] = r.result.TokenIDs[len(r.result.TokenIDs)-1]
-	r.step[0] = sdk.SeqStep{Seq: r.seq, Pos: r.length, Tokens: r.token, Want: sdk.WantToken, TopN: r.req.TopN}
+	r.step[0] = sdk.SeqStep{Seq: r.seq, Pos: r.length, Rows: 1, Tokens: r.token, Want: sdk.WantToken, TopN: r.req.TopN}
 	r.length++
 	results, err := r.g.Runtime.Begin(ctx, r.step)()
 	if err != nil {

@@ -233,7 +233,7 @@ func checkSteps(t *testing.T, steps []sdk.SeqStep, prompt, ids []int32) {
 		{Seq: 7, Pos: 4, Tokens: prompt[4:], Prompt: true, Want: sdk.WantToken, TopN: 2},
 	}
 	for i, id := range ids[:len(ids)-1] {
-		want = append(want, sdk.SeqStep{Seq: 7, Pos: len(prompt) + i, Tokens: []int32{id}, Want: sdk.WantToken, TopN: 2})
+		want = append(want, sdk.SeqStep{Seq: 7, Pos: len(prompt) + i, Rows: 1, Tokens: []int32{id}, Want: sdk.WantToken, TopN: 2})
 	}
 	if !reflect.DeepEqual(steps, want) {
 		t.Errorf("steps\n%+v, want\n%+v", steps, want)

@@ -83,25 +83,10 @@ func (c *coordinator) Reserve(ctx context.Context, r sdk.Reservation) error {
 	if ctx.Err() != nil {
 		return context.Cause(ctx)
 	}
-	if err := c.addSequence(r.Seq); err != nil {
+	if err := c.addSequence(r); err != nil {
 		return err
 	}
 	return c.create(ctx, r.Seq, r)
-}
-
-// Fork is Pipeline's.
-func (c *coordinator) Fork(ctx context.Context, from, to sdk.SeqID) error {
-	if ctx.Err() != nil {
-		return context.Cause(ctx)
-	}
-	if err := c.acquire(from); err != nil {
-		return err
-	}
-	defer c.giveBack(from)
-	if err := c.addSequence(to); err != nil {
-		return err
-	}
-	return c.create(ctx, to, sdk.ForkOp{From: from, To: to})
 }
 
 // create carries out op, which makes seq. A stage that refuses, or a caller that gives up, undoes it everywhere.
@@ -124,22 +109,6 @@ func (c *coordinator) Release(ctx context.Context, seq sdk.SeqID) error {
 		return nil
 	}
 	return c.operate(ctx, sdk.Release{Seq: seq})
-}
-
-// Truncate is Pipeline's.
-func (c *coordinator) Truncate(ctx context.Context, seq sdk.SeqID, length int) error {
-	if ctx.Err() != nil {
-		return context.Cause(ctx)
-	}
-	if err := c.acquire(seq); err != nil {
-		return err
-	}
-	if err := c.operate(ctx, sdk.Truncation{Seq: seq, Length: length}); err != nil {
-		c.discard(seq)
-		return err
-	}
-	c.giveBack(seq)
-	return nil
 }
 
 // Begin is Pipeline's.
@@ -205,7 +174,7 @@ func (c *coordinator) finish(ctx context.Context, id uint64, call *call) error {
 // checkRows refuses a sequence that brings no rows, or more than a micro-batch takes.
 func (c *coordinator) checkRows(seqs []sdk.SeqStep) error {
 	for i := range seqs {
-		if n := len(seqs[i].Tokens); n < 1 || n > c.maxRows {
+		if n := seqs[i].Rows; n < 1 || n > c.maxRows {
 			return sdk.Errorf(sdk.CodeInvalid, "a step of %d rows for sequence %d: want 1 to %d, the prefill chunk", n, seqs[i].Seq, c.maxRows)
 		}
 	}
@@ -218,7 +187,7 @@ func (c *coordinator) plan(seqs []sdk.SeqStep) *StepPlan {
 	for i := range seqs {
 		p.IDs[i] = seqs[i].Seq
 	}
-	for _, end := range schedule.Split(len(seqs), c.microBatch, c.maxRows, func(i int) int { return len(seqs[i].Tokens) }) {
+	for _, end := range schedule.Split(len(seqs), c.microBatch, c.maxRows, func(i int) int { return seqs[i].Rows }) {
 		p.Cuts = append(p.Cuts, end)
 	}
 	return p
@@ -353,28 +322,16 @@ func (c *coordinator) release(seqs ...sdk.SeqID) {
 }
 
 // addSequence makes a new sequence known, busy until its creation ends.
-func (c *coordinator) addSequence(seq sdk.SeqID) error {
+func (c *coordinator) addSequence(r sdk.Reservation) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if c.seqs[seq] != nil {
-		return sdk.Errorf(sdk.CodeInvalid, "sequence %d is reserved already", seq)
+	if c.seqs[r.Seq] != nil {
+		return sdk.Errorf(sdk.CodeInvalid, "sequence %d is reserved already", r.Seq)
 	}
-	c.seqs[seq] = &sequence{busy: true}
-	return nil
-}
-
-// acquire marks an idle sequence as busy.
-func (c *coordinator) acquire(seq sdk.SeqID) error {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	s, err := c.free(seq)
-	if err != nil {
-		return err
+	if from := c.seqs[r.From]; r.Keep > 0 && (from == nil || from.failed != nil) {
+		return sdk.Errorf(sdk.CodeUnknownSequence, "sequence %d, which sequence %d is to begin with, is not reserved", r.From, r.Seq)
 	}
-	if s.pieces > 0 {
-		return sdk.Errorf(sdk.CodeInvalid, "sequence %d is in a step already", seq)
-	}
-	s.busy = true
+	c.seqs[r.Seq] = &sequence{busy: true}
 	return nil
 }
 

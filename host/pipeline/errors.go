@@ -15,17 +15,15 @@ var ErrClosed = errors.New("pipeline is closed")
 type Phase string
 
 const (
-	PhaseLaunch   Phase = "launch"
-	PhaseLoad     Phase = "load"
-	PhaseIdle     Phase = "idle"
-	PhaseReserve  Phase = "reserve"
-	PhaseRelease  Phase = "release"
-	PhaseTruncate Phase = "truncate"
-	PhaseFork     Phase = "fork"
-	PhasePrefill  Phase = "prefill"
-	PhaseDecode   Phase = "decode"
-	PhaseReceive  Phase = "receive" // taking in activations of the stage before
-	PhaseSend     Phase = "send"    // handing its output over
+	PhaseLaunch  Phase = "launch"
+	PhaseLoad    Phase = "load"
+	PhaseIdle    Phase = "idle"
+	PhaseReserve Phase = "reserve"
+	PhaseRelease Phase = "release"
+	PhasePrefill Phase = "prefill"
+	PhaseDecode  Phase = "decode"
+	PhaseReceive Phase = "receive" // taking in activations of the stage before
+	PhaseSend    Phase = "send"    // handing its output over
 )
 
 // StageError is a failure of one stage. Err is the executor's own error, or says how its process ended, with the
@@ -100,13 +98,8 @@ func (e *StepError) Of(seq sdk.SeqID) error {
 
 // opPhase returns the phase that an operation is.
 func opPhase(op sdk.Op) Phase {
-	switch op.(type) {
-	case sdk.Reservation:
+	if _, ok := op.(sdk.Reservation); ok {
 		return PhaseReserve
-	case sdk.Truncation:
-		return PhaseTruncate
-	case sdk.ForkOp:
-		return PhaseFork
 	}
 	return PhaseRelease
 }

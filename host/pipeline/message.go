@@ -18,7 +18,7 @@ type Tag struct {
 type Order struct {
 	Epoch uint64
 	ID    uint64 // grows by one with every order of an epoch
-	Op    sdk.Op // a Reservation, Release, Truncation or ForkOp
+	Op    sdk.Op // a Reservation or Release
 	Plan  *StepPlan
 }
 

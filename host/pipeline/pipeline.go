@@ -302,30 +302,21 @@ func (p *Pipeline) PromptPieces(rows int) (size, inFlight int) {
 // KVBudgets returns the bytes that all sequences' state may use together on each stage, 0 for no limit; nil sets none on any.
 func (p *Pipeline) KVBudgets() []int64 { return p.cfg.KVBudgets }
 
-// Reserve creates a sequence on every stage, or on none.
+// Reserve creates a sequence on every stage, or on none. One that begins with positions of another has them as the steps
+// begun before leave them, also where these are still under way.
 func (p *Pipeline) Reserve(ctx context.Context, r sdk.Reservation) error { return p.c.Reserve(ctx, r) }
 
 // Release frees a sequence on every stage; ctx bounds only the wait for it. Releasing one that is not reserved does
 // nothing.
 func (p *Pipeline) Release(ctx context.Context, seq sdk.SeqID) error { return p.c.Release(ctx, seq) }
 
-// Truncate drops the state of every position at or past length. Where a stage can't, the sequence is released on
-// every stage, as its stages would no longer agree.
-func (p *Pipeline) Truncate(ctx context.Context, seq sdk.SeqID, length int) error {
-	return p.c.Truncate(ctx, seq, length)
-}
-
-// Fork creates sequence to as a copy of from on every stage, or on none.
-func (p *Pipeline) Fork(ctx context.Context, from, to sdk.SeqID) error {
-	return p.c.Fork(ctx, from, to)
-}
-
 // Step runs rows of one or more sequences through the pipeline and returns a result for each, in order. The batch is
 // cut into micro-batches, which overlap on the stages; steps of other callers overlap as well.
 //
 // A micro-batch that fails costs its own sequences only: the error is then a *StepError, and the results of the
 // other sequences are valid. The sequences of a failed micro-batch, or of the whole step when ctx ends, are
-// released on every stage; Release, which is still to come, forgets why. seqs and what it points at must not change before
+// released on every stage; Release, which is still to come, forgets why. A step whose position lies before the end of what a
+// sequence holds drops the positions from there on first. seqs and what it points at must not change before
 // Step returns, and after an error never.
 func (p *Pipeline) Step(ctx context.Context, seqs []sdk.SeqStep) ([]sdk.SeqResult, error) {
 	return p.c.Begin(ctx, seqs)()

@@ -50,7 +50,7 @@ func (r *request) next(chunk int) sdk.SeqStep {
 		}
 		return s
 	}
-	return sdk.SeqStep{Seq: r.id, Pos: r.fed, Tokens: r.tokens[len(r.tokens)-1:], Want: sdk.WantToken}
+	return sdk.SeqStep{Seq: r.id, Pos: r.fed, Rows: 1, Tokens: r.tokens[len(r.tokens)-1:], Want: sdk.WantToken}
 }
 
 func (r *request) take(s sdk.SeqStep, res sdk.SeqResult) {
@@ -480,10 +480,8 @@ func TestCallsOnAnEndedContext(t *testing.T) {
 		ctx, cancel := context.WithCancel(t.Context())
 		cancel()
 		for name, err := range map[string]error{
-			"reserve":  p.Reserve(ctx, sdk.Reservation{Seq: p.NewSeq()}),
-			"fork":     p.Fork(ctx, r.id, p.NewSeq()),
-			"truncate": p.Truncate(ctx, r.id, 0),
-			"step":     advance(ctx, p, 16, r),
+			"reserve": p.Reserve(ctx, sdk.Reservation{Seq: p.NewSeq()}),
+			"step":    advance(ctx, p, 16, r),
 		} {
 			if !errors.Is(err, context.Canceled) {
 				t.Errorf("%s: %v", name, err)
@@ -780,7 +778,8 @@ func transcript(t *testing.T) (all []sdk.SeqResult) {
 	return all
 }
 
-func TestForkAndTruncate(t *testing.T) {
+// TestShareAndRewind has one sequence begin with what another holds, and the other go back.
+func TestShareAndRewind(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		l := &toyLauncher{}
 		p := startToy(t, toyConfig(t, 3, l))
@@ -799,29 +798,34 @@ func TestForkAndTruncate(t *testing.T) {
 		step(r)
 		step(r)
 		twin := &request{id: p.NewSeq(), prompt: r.prompt, seed: r.seed, fed: r.fed, tokens: slices.Clone(r.tokens)}
-		if err := p.Fork(t.Context(), r.id, twin.id); err != nil {
-			t.Fatal(err)
+		other := &request{id: p.NewSeq(), prompt: r.prompt, seed: r.seed + 1, fed: 9}
+		for _, begun := range []*request{twin, other} {
+			err := p.Reserve(t.Context(), sdk.Reservation{Seq: begun.id, Prompt: begun.prompt, Sampler: sdk.Sampler{Seed: begun.seed}, From: r.id, Keep: begun.fed})
+			if err != nil {
+				t.Fatal(err)
+			}
 		}
 		step(r)
 		step(r)
 		step(twin)
-		if err := p.Truncate(t.Context(), r.id, 11); err != nil {
-			t.Fatal(err)
-		}
-		r.fed, r.tokens = 11, r.tokens[:2]
+		step(other) // a sampler of its own
+		step(other)
+		r.fed, r.tokens = 11, r.tokens[:2] // the step below goes back to position 11
 		step(r)
-		r.check(t)
-		twin.check(t)
+		for _, q := range []*request{r, twin, other} {
+			q.check(t)
+		}
 		if !slices.Equal(r.tokens, twin.tokens) {
 			t.Errorf("%v and %v differ", r.tokens, twin.tokens)
 		}
 	})
 }
 
-// Where one stage can't truncate, the stages would disagree: the sequence is gone.
-func TestFailedTruncateReleases(t *testing.T) {
+// Where one stage can't go back, the stages would disagree: the sequence is gone.
+func TestFailedRewindReleases(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		l := faultAt(1, func(op sdk.Op) bool { _, ok := op.(sdk.Truncation); return ok }, sdk.Errorf(sdk.CodeUnsupported, "recurrent state can't be cut"))
+		rewind := func(op sdk.Op) bool { s, ok := op.(*sdk.Step); return ok && s.Seqs[0].Pos == 2 }
+		l := faultAt(1, rewind, sdk.Errorf(sdk.CodeUnsupported, "recurrent state can't go back"))
 		p := startToy(t, toyConfig(t, 2, l))
 		defer closeToy(t, p)
 		r := newRequest(p, rand.New(rand.NewPCG(9, 9)), 4)
@@ -831,27 +835,31 @@ func TestFailedTruncateReleases(t *testing.T) {
 		if err := advance(t.Context(), p, 16, r); err != nil {
 			t.Fatal(err)
 		}
-		if err := p.Truncate(t.Context(), r.id, 2); sdk.CodeOf(err) != sdk.CodeUnsupported {
+		if _, err := p.Step(t.Context(), []sdk.SeqStep{{Seq: r.id, Pos: 2, Rows: 1, Tokens: []int32{1}, Want: sdk.WantToken}}); sdk.CodeOf(err) != sdk.CodeUnsupported {
 			t.Errorf("got %v, want the stage's refusal", err)
 		}
-		if err := advance(t.Context(), p, 16, r); sdk.CodeOf(err) != sdk.CodeUnknownSequence {
-			t.Errorf("got %v, want an unknown sequence", err)
+		if err := advance(t.Context(), p, 16, r); err == nil {
+			t.Error("the sequence goes on")
 		}
 		synctest.Wait()
 		checkEmpty(t, p, l)
 	})
 }
 
-func TestFailedForkIsRolledBack(t *testing.T) {
+func TestFailedShareIsRolledBack(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		l := faultAt(1, func(op sdk.Op) bool { _, ok := op.(sdk.ForkOp); return ok }, sdk.Errorf(sdk.CodeOutOfMemory, "full"))
+		share := func(op sdk.Op) bool { r, ok := op.(sdk.Reservation); return ok && r.Keep > 0 }
+		l := faultAt(1, share, sdk.Errorf(sdk.CodeOutOfMemory, "full"))
 		p := startToy(t, toyConfig(t, 2, l))
 		defer closeToy(t, p)
 		r := newRequest(p, rand.New(rand.NewPCG(9, 9)), 4)
 		if err := r.reserve(t.Context(), p); err != nil {
 			t.Fatal(err)
 		}
-		if err := p.Fork(t.Context(), r.id, 77); sdk.CodeOf(err) != sdk.CodeOutOfMemory {
+		if err := advance(t.Context(), p, 16, r); err != nil {
+			t.Fatal(err)
+		}
+		if err := p.Reserve(t.Context(), sdk.Reservation{Seq: 77, From: r.id, Keep: 2}); sdk.CodeOf(err) != sdk.CodeOutOfMemory {
 			t.Errorf("got %v, want the stage's refusal", err)
 		}
 		for len(r.tokens) < 2 { // the source lives on
@@ -893,15 +901,13 @@ func TestWrongCallsAreRefused(t *testing.T) {
 			err  error
 			code sdk.Code
 		}{
-			"unknown":           {step(sdk.SeqStep{Seq: 99, Tokens: one}), sdk.CodeUnknownSequence},
-			"unknown in batch":  {step(sdk.SeqStep{Seq: r.id, Tokens: one}, sdk.SeqStep{Seq: 99, Tokens: one}), sdk.CodeUnknownSequence},
-			"twice in a step":   {step(sdk.SeqStep{Seq: r.id, Tokens: one}, sdk.SeqStep{Seq: r.id, Tokens: one}), sdk.CodeInvalid},
+			"unknown":           {step(sdk.SeqStep{Seq: 99, Rows: 1, Tokens: one}), sdk.CodeUnknownSequence},
+			"unknown in batch":  {step(sdk.SeqStep{Seq: r.id, Rows: 1, Tokens: one}, sdk.SeqStep{Seq: 99, Rows: 1, Tokens: one}), sdk.CodeUnknownSequence},
+			"twice in a step":   {step(sdk.SeqStep{Seq: r.id, Rows: 1, Tokens: one}, sdk.SeqStep{Seq: r.id, Rows: 1, Tokens: one}), sdk.CodeInvalid},
 			"no rows":           {step(sdk.SeqStep{Seq: r.id}), sdk.CodeInvalid},
-			"more than a chunk": {step(sdk.SeqStep{Seq: r.id, Tokens: make([]int32, 17)}), sdk.CodeInvalid},
+			"more than a chunk": {step(sdk.SeqStep{Seq: r.id, Rows: 17, Tokens: make([]int32, 17)}), sdk.CodeInvalid},
 			"reserve twice":     {r.reserve(t.Context(), p), sdk.CodeInvalid},
-			"fork of unknown":   {p.Fork(t.Context(), 99, 100), sdk.CodeUnknownSequence},
-			"fork onto known":   {p.Fork(t.Context(), r.id, r.id), sdk.CodeInvalid},
-			"truncate unknown":  {p.Truncate(t.Context(), 99, 1), sdk.CodeUnknownSequence},
+			"share of unknown":  {p.Reserve(t.Context(), sdk.Reservation{Seq: 100, From: 99, Keep: 1}), sdk.CodeUnknownSequence},
 		} {
 			if c.err == nil || sdk.CodeOf(c.err) != c.code {
 				t.Errorf("%s: got %v, want code %v", name, c.err, c.code)
@@ -913,7 +919,7 @@ func TestWrongCallsAreRefused(t *testing.T) {
 		ended := make(chan error)
 		go func() { ended <- advance(t.Context(), p, 16, r) }()
 		synctest.Wait()
-		if err := step(sdk.SeqStep{Seq: r.id, Tokens: one}); sdk.CodeOf(err) != sdk.CodeInvalid || !strings.Contains(err.Error(), "already") {
+		if err := step(sdk.SeqStep{Seq: r.id, Rows: 1, Tokens: one}); sdk.CodeOf(err) != sdk.CodeInvalid || !strings.Contains(err.Error(), "already") {
 			t.Errorf("a sequence whose token is not back can be stepped: %v", err)
 		}
 		close(hold)
@@ -937,7 +943,7 @@ func TestLogitsAreTheCallers(t *testing.T) {
 				if err := p.Reserve(t.Context(), sdk.Reservation{Seq: seq}); err != nil {
 					t.Fatal(err)
 				}
-				steps = append(steps, sdk.SeqStep{Seq: seq, Tokens: []int32{int32(seq) % 10}, Want: sdk.WantLogits})
+				steps = append(steps, sdk.SeqStep{Seq: seq, Rows: 1, Tokens: []int32{int32(seq) % 10}, Want: sdk.WantLogits})
 			}
 			results, err := p.Step(t.Context(), steps)
 			if err != nil {

@@ -41,14 +41,12 @@ func (c contractToy) Release(_ context.Context, seq sdk.SeqID) error {
 	return err
 }
 
-func (c contractToy) Truncate(_ context.Context, seq sdk.SeqID, length int) error {
-	_, err := c.carryOut(sdk.Truncation{Seq: seq, Length: length})
-	return err
+func (c contractToy) ExportState(context.Context, sdk.SeqID, sdk.LayerRange, *sdk.StateWriter) error {
+	return sdk.Errorf(sdk.CodeUnsupported, "the toy exports nothing")
 }
 
-func (c contractToy) Fork(_ context.Context, from, to sdk.SeqID) error {
-	_, err := c.carryOut(sdk.ForkOp{From: from, To: to})
-	return err
+func (c contractToy) ImportState(context.Context, sdk.SeqID, sdk.LayerRange, *sdk.StateReader) error {
+	return sdk.Errorf(sdk.CodeUnsupported, "the toy imports nothing")
 }
 
 func (c contractToy) Step(_ context.Context, s *sdk.Step) (*sdk.StepResult, error) {

@@ -305,7 +305,7 @@ func (s *stage) checkFrame(plan *StepPlan, f Frame) error {
 func (s *stage) checkHidden(plan *StepPlan, mb int, h sdk.Tensor, who string) error {
 	rows := 0
 	for _, seq := range plan.seqs(mb) {
-		rows += len(seq.Tokens)
+		rows += seq.Rows
 	}
 	b := s.cfg.boundary
 	if h.Rows != rows || h.Width != b.Width || h.Dtype != b.Dtype || len(h.Data) != rows*b.Width*b.Dtype.Size() {
@@ -446,8 +446,6 @@ func (s *stage) sendOp(e *entry) {
 	switch op := e.order.Op.(type) {
 	case sdk.Reservation:
 		s.known[op.Seq] = struct{}{}
-	case sdk.ForkOp:
-		s.known[op.To] = struct{}{}
 	case sdk.Release:
 		delete(s.known, op.Seq)
 	}
@@ -460,11 +458,8 @@ func (s *stage) sendOp(e *entry) {
 
 // forget undoes what a failed operation was to create.
 func (s *stage) forget(op sdk.Op) {
-	switch op := op.(type) {
-	case sdk.Reservation:
+	if op, ok := op.(sdk.Reservation); ok {
 		delete(s.known, op.Seq)
-	case sdk.ForkOp:
-		delete(s.known, op.To)
 	}
 }
 

@@ -69,7 +69,7 @@ func benchTag(step uint64, microBatch int) Tag     { return Tag{benchEpoch, step
 func benchPlan(id uint64, seqs ...sdk.SeqID) Order {
 	p := &StepPlan{Cuts: []int{0}}
 	for i, seq := range seqs {
-		p.Seqs = append(p.Seqs, sdk.SeqStep{Seq: seq, Tokens: []int32{1}, Want: sdk.WantToken})
+		p.Seqs = append(p.Seqs, sdk.SeqStep{Seq: seq, Rows: 1, Tokens: []int32{1}, Want: sdk.WantToken})
 		p.IDs = append(p.IDs, seq)
 		p.Cuts = append(p.Cuts, i+1)
 	}

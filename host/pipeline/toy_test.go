@@ -44,14 +44,6 @@ func newToySequence(layers int, r sdk.Reservation) *toySequence {
 
 func (q *toySequence) length() int { return len(q.history[0]) }
 
-func (q *toySequence) clone() *toySequence {
-	c := &toySequence{prompt: q.prompt, seed: q.seed}
-	for _, h := range q.history {
-		c.history = append(c.history, slices.Clone(h))
-	}
-	return c
-}
-
 // forward takes a row through layers from first on.
 func (q *toySequence) forward(first int, h uint64) uint64 {
 	for i := range q.history {
@@ -342,16 +334,19 @@ func (e *toyExecutor) carryOut(op sdk.Op) (*sdk.StepResult, error) {
 		if e.seqs[op.Seq] != nil {
 			return nil, sdk.Errorf(sdk.CodeInvalid, "sequence %d twice", op.Seq)
 		}
-		e.seqs[op.Seq] = newToySequence(e.req.Layers.End-e.req.Layers.Start, op)
+		q := newToySequence(e.req.Layers.End-e.req.Layers.Start, op)
+		if op.Keep > 0 {
+			from := e.seqs[op.From]
+			if from == nil || op.Keep > from.length() {
+				return nil, sdk.Errorf(sdk.CodeUnknownSequence, "sequence %d has not %d positions", op.From, op.Keep)
+			}
+			for i := range q.history {
+				q.history[i] = slices.Clone(from.history[i][:op.Keep])
+			}
+		}
+		e.seqs[op.Seq] = q
 	case sdk.Release:
 		delete(e.seqs, op.Seq)
-	case sdk.Truncation:
-		q := e.seqs[op.Seq]
-		for i := range q.history {
-			q.history[i] = q.history[i][:op.Length]
-		}
-	case sdk.ForkOp:
-		e.seqs[op.To] = e.seqs[op.From].clone()
 	case *sdk.Step:
 		return e.step(op)
 	}
@@ -371,13 +366,18 @@ func (e *toyExecutor) step(s *sdk.Step) (*sdk.StepResult, error) {
 		if state == nil {
 			return nil, sdk.Errorf(sdk.CodeUnknownSequence, "sequence %d is unknown to stage %d", q.Seq, e.stage)
 		}
+		if q.Pos < state.length() {
+			for i := range state.history {
+				state.history[i] = state.history[i][:q.Pos]
+			}
+		}
 		if q.Pos != state.length() {
 			return nil, sdk.Errorf(sdk.CodeInvalid, "sequence %d at %d, its state has %d", q.Seq, q.Pos, state.length())
 		}
 		var h uint64
-		for j, token := range q.Tokens {
+		for j := range q.Rows {
 			if e.req.HasEmbedding {
-				h = toyEmbed(token, q.Pos+j)
+				h = toyEmbed(q.Tokens[j], q.Pos+j)
 			} else {
 				h = readRow(s.Hidden.Data, row)
 			}

@@ -47,8 +47,6 @@ func someMessages() map[string]message {
 		}),
 		"reserve greedy": order(sdk.Reservation{Seq: 5}),
 		"release":        order(sdk.Release{Seq: 1 << 63}),
-		"truncate":       order(sdk.Truncation{Seq: 4, Length: 17}),
-		"fork":           order(sdk.ForkOp{From: 4, To: 9}),
 		"plan":           orderMessage(pipeline.Order{Epoch: 3, ID: 78, Plan: somePlan()}),
 		"abort":          {kind: kindAbort, tag: tag},
 		"answered":       {kind: kindAnswered, stage: 2, epoch: 3, id: 77},

@@ -142,7 +142,7 @@ func decode(kind uint8, b []byte) (message, error) {
 	d := &decoder{b: b}
 	m := message{kind: kind}
 	switch kind {
-	case kindReserve, kindRelease, kindTruncate, kindFork, kindPlan:
+	case kindReserve, kindRelease, kindPlan:
 		m.order = d.order(kind)
 	case kindAbort:
 		m.tag = d.tag()
@@ -179,10 +179,6 @@ func (d *decoder) order(kind uint8) pipeline.Order {
 		o.Op = d.reservation()
 	case kindRelease:
 		o.Op = sdk.Release{Seq: d.seq()}
-	case kindTruncate:
-		o.Op = sdk.Truncation{Seq: d.seq(), Length: d.int()}
-	case kindFork:
-		o.Op = sdk.ForkOp{From: d.seq(), To: d.seq()}
 	default:
 		o.Plan = d.plan()
 	}
@@ -249,7 +245,7 @@ func (d *decoder) seqStep() sdk.SeqStep {
 		Seq: d.seq(), Pos: d.int(), Prompt: d.bool(), Want: sdk.Want(d.int()), TopN: d.int(), Logprob: d.bool(),
 		Tokens: d.ints(), Targets: d.ints(), Allowed: d.bytes(),
 	}
-	if len(s.Tokens) == 0 {
+	if s.Rows = len(s.Tokens); s.Rows == 0 {
 		d.fail("a sequence has no rows")
 	}
 	return s

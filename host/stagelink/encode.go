@@ -36,10 +36,6 @@ func orderMessage(o pipeline.Order) message {
 		m.kind = kindReserve
 	case sdk.Release:
 		m.kind = kindRelease
-	case sdk.Truncation:
-		m.kind = kindTruncate
-	case sdk.ForkOp:
-		m.kind = kindFork
 	}
 	return m
 }
@@ -77,10 +73,6 @@ func appendMessage(b []byte, m *message) []byte {
 		return appendReservation(b, op)
 	case sdk.Release:
 		return binary.AppendUvarint(b, uint64(op.Seq))
-	case sdk.Truncation:
-		return appendInt(binary.AppendUvarint(b, uint64(op.Seq)), op.Length)
-	case sdk.ForkOp:
-		return binary.AppendUvarint(binary.AppendUvarint(b, uint64(op.From)), uint64(op.To))
 	}
 	return appendPlan(b, m.order.Plan)
 }

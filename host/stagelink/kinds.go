@@ -18,8 +18,6 @@ import (
 const (
 	kindReserve uint8 = 1 + iota
 	kindRelease
-	kindTruncate
-	kindFork
 	kindPlan
 	kindAbort
 	kindAnswered

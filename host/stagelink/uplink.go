@@ -26,7 +26,7 @@ func newUplink(conn net.Conn, stage int, node string, cfg Config) *uplink {
 func (u *uplink) serve(stage pipeline.StagePort) {
 	u.read(func(m *message) error {
 		switch m.kind {
-		case kindReserve, kindRelease, kindTruncate, kindFork, kindPlan:
+		case kindReserve, kindRelease, kindPlan:
 			stage.Order(m.order)
 		case kindAbort:
 			stage.Abort(m.tag)

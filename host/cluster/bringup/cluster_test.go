@@ -497,7 +497,7 @@ func greedy(ctx context.Context, p *pipeline.Pipeline, prompt []int32, n int) ([
 			return nil, err
 		}
 		out = append(out, r[0].Token)
-		step = sdk.SeqStep{Seq: seq, Pos: step.Pos + len(step.Tokens), Tokens: []int32{r[0].Token}, Want: sdk.WantToken}
+		step = sdk.SeqStep{Seq: seq, Pos: step.Pos + len(step.Tokens), Rows: 1, Tokens: []int32{r[0].Token}, Want: sdk.WantToken}
 	}
 	return out, p.Release(ctx, seq)
 }
