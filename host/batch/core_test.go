@@ -209,7 +209,7 @@ func (r *coreRun) print(o orders) string {
 				role = "'"
 			}
 			want := [...]string{"", " token", " scores", " logits"}[s.Want]
-			fmt.Fprintf(&b, " %s%s[%d:%d]%s", r.names[p.job], role, s.Pos, s.Pos+len(s.Tokens), want)
+			fmt.Fprintf(&b, " %s%s[%d:%d]%s", r.names[p.job], role, s.Pos, s.End(), want)
 		}
 		b.WriteByte('\n')
 	}

@@ -66,7 +66,7 @@ func generate(ctx context.Context, p *Process) error {
 	for i, phase := range []Phase{PhasePrefill, PhaseDecode} {
 		p.Enter(phase)
 		pending, err := steps.Send(&sdk.Step{ID: uint64(i + 1), Seqs: []sdk.SeqStep{{
-			Seq: 1, Pos: i, Tokens: []int32{1}, Prompt: phase == PhasePrefill, Want: sdk.WantToken,
+			Seq: 1, Pos: i, Rows: 1, Tokens: []int32{1}, Prompt: phase == PhasePrefill, Want: sdk.WantToken,
 		}}})
 		if err != nil {
 			return err

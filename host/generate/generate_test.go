@@ -228,9 +228,9 @@ func checkEvents(t *testing.T, events []Event, res *Result, script []int32) {
 func checkSteps(t *testing.T, steps []sdk.SeqStep, prompt, ids []int32) {
 	t.Helper()
 	want := []sdk.SeqStep{
-		{Seq: 7, Pos: 0, Tokens: prompt[:2], Prompt: true},
-		{Seq: 7, Pos: 2, Tokens: prompt[2:4], Prompt: true},
-		{Seq: 7, Pos: 4, Tokens: prompt[4:], Prompt: true, Want: sdk.WantToken, TopN: 2},
+		{Seq: 7, Pos: 0, Rows: len(prompt[:2]), Tokens: prompt[:2], Prompt: true},
+		{Seq: 7, Pos: 2, Rows: len(prompt[2:4]), Tokens: prompt[2:4], Prompt: true},
+		{Seq: 7, Pos: 4, Rows: len(prompt[4:]), Tokens: prompt[4:], Prompt: true, Want: sdk.WantToken, TopN: 2},
 	}
 	for i, id := range ids[:len(ids)-1] {
 		want = append(want, sdk.SeqStep{Seq: 7, Pos: len(prompt) + i, Rows: 1, Tokens: []int32{id}, Want: sdk.WantToken, TopN: 2})

@@ -20,7 +20,7 @@ func BenchmarkDecodeStep(b *testing.B) {
 		e := l.executor(0)
 		b.ReportAllocs()
 		for i := 0; b.Loop(); i++ {
-			pending, err := e.Send(&sdk.Step{ID: uint64(i), Seqs: []sdk.SeqStep{{Seq: 1, Pos: i, Tokens: []int32{1}, Want: sdk.WantToken}}})
+			pending, err := e.Send(&sdk.Step{ID: uint64(i), Seqs: []sdk.SeqStep{{Seq: 1, Pos: i, Rows: 1, Tokens: []int32{1}, Want: sdk.WantToken}}})
 			if err != nil {
 				b.Fatal(err)
 			}
@@ -40,7 +40,7 @@ func BenchmarkDecodeStep(b *testing.B) {
 		defer closeToy(b, p)
 		steps := p.running[0].monitor.cfg.steps
 		for i := 0; b.Loop(); i++ {
-			pending, err := steps.Send(&sdk.Step{ID: uint64(i + 100), Seqs: []sdk.SeqStep{{Seq: 1, Pos: i, Tokens: []int32{1}, Want: sdk.WantToken}}})
+			pending, err := steps.Send(&sdk.Step{ID: uint64(i + 100), Seqs: []sdk.SeqStep{{Seq: 1, Pos: i, Rows: 1, Tokens: []int32{1}, Want: sdk.WantToken}}})
 			if err != nil {
 				b.Fatal(err)
 			}
@@ -67,7 +67,7 @@ func BenchmarkDecodeStep(b *testing.B) {
 			}
 			b.ReportAllocs()
 			for i := 0; b.Loop(); i++ {
-				if _, err := p.Step(b.Context(), []sdk.SeqStep{{Seq: 1, Pos: i, Tokens: []int32{1}, Want: sdk.WantToken}}); err != nil {
+				if _, err := p.Step(b.Context(), []sdk.SeqStep{{Seq: 1, Pos: i, Rows: 1, Tokens: []int32{1}, Want: sdk.WantToken}}); err != nil {
 					b.Fatal(err)
 				}
 			}

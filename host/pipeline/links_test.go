@@ -364,7 +364,7 @@ func BenchmarkStepOverhead(b *testing.B) {
 			begin := time.Now()
 			steps := 0
 			for b.Loop() {
-				if _, err := p.Step(b.Context(), []sdk.SeqStep{{Seq: 1, Pos: steps, Tokens: []int32{1}, Want: sdk.WantToken}}); err != nil {
+				if _, err := p.Step(b.Context(), []sdk.SeqStep{{Seq: 1, Pos: steps, Rows: 1, Tokens: []int32{1}, Want: sdk.WantToken}}); err != nil {
 					b.Fatal(err)
 				}
 				steps++

@@ -200,7 +200,7 @@ func TestPiecesKeepOtherOrdersOut(t *testing.T) {
 		}
 		waits := beginPieces(t, p, r, 2)
 		waits = append(waits, beginPieces(t, p, r, 1)...) // yields the token
-		if _, err := p.Step(t.Context(), []sdk.SeqStep{{Seq: r.id, Pos: 9, Tokens: []int32{1}}}); sdk.CodeOf(err) != sdk.CodeInvalid {
+		if _, err := p.Step(t.Context(), []sdk.SeqStep{{Seq: r.id, Pos: 9, Rows: 1, Tokens: []int32{1}}}); sdk.CodeOf(err) != sdk.CodeInvalid {
 			t.Errorf("a step before the token is known: %v", err)
 		}
 		for i, wait := range waits {

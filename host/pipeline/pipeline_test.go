@@ -44,7 +44,7 @@ func (r *request) reserve(ctx context.Context, p *Pipeline) error {
 func (r *request) next(chunk int) sdk.SeqStep {
 	if r.fed < len(r.prompt) {
 		end := min(r.fed+chunk, len(r.prompt))
-		s := sdk.SeqStep{Seq: r.id, Pos: r.fed, Tokens: r.prompt[r.fed:end], Prompt: true}
+		s := sdk.SeqStep{Seq: r.id, Pos: r.fed, Rows: end - r.fed, Tokens: r.prompt[r.fed:end], Prompt: true}
 		if end == len(r.prompt) {
 			s.Want = sdk.WantToken
 		}
@@ -54,7 +54,7 @@ func (r *request) next(chunk int) sdk.SeqStep {
 }
 
 func (r *request) take(s sdk.SeqStep, res sdk.SeqResult) {
-	r.fed += len(s.Tokens)
+	r.fed += s.Rows
 	if s.Want == sdk.WantToken {
 		r.tokens = append(r.tokens, res.Token)
 	}
@@ -359,7 +359,7 @@ func TestFailedMicroBatchCostsOnlyItsOwn(t *testing.T) {
 					}
 				}
 				checkFailure(t, failure, victim, stage)
-				_, err := p.Step(t.Context(), []sdk.SeqStep{{Seq: victim, Pos: 11, Tokens: []int32{1}}})
+				_, err := p.Step(t.Context(), []sdk.SeqStep{{Seq: victim, Pos: 11, Rows: 1, Tokens: []int32{1}}})
 				checkFailure(t, err, victim, stage)
 				for _, r := range requests {
 					if len(r.tokens) != 6 {
@@ -840,6 +840,9 @@ func TestFailedRewindReleases(t *testing.T) {
 		}
 		if err := advance(t.Context(), p, 16, r); err == nil {
 			t.Error("the sequence goes on")
+		}
+		if err := p.Release(t.Context(), r.id); err != nil {
+			t.Fatal(err)
 		}
 		synctest.Wait()
 		checkEmpty(t, p, l)

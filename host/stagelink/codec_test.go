@@ -17,10 +17,10 @@ func somePlan() *pipeline.StepPlan {
 	p := &pipeline.StepPlan{
 		Cuts: []int{0, 2, 4},
 		Seqs: []sdk.SeqStep{
-			{Seq: 1, Pos: 0, Tokens: []int32{1, 2, 300}, Prompt: true},
-			{Seq: math.MaxUint64, Pos: 1 << 40, Tokens: []int32{7}, Want: sdk.WantToken, TopN: 5, Allowed: []byte{1, 0, 255}},
-			{Seq: 3, Pos: 4, Tokens: []int32{9, 8}, Prompt: true, Want: sdk.WantScores, Targets: []int32{8, math.MaxInt32}},
-			{Seq: 4, Pos: 7, Tokens: []int32{6}, Want: sdk.WantToken, Logprob: true},
+			{Seq: 1, Pos: 0, Rows: 3, Tokens: []int32{1, 2, 300}, Prompt: true},
+			{Seq: math.MaxUint64, Pos: 1 << 40, Rows: 1, Tokens: []int32{7}, Want: sdk.WantToken, TopN: 5, Allowed: []byte{1, 0, 255}},
+			{Seq: 3, Pos: 4, Rows: 2, Tokens: []int32{9, 8}, Prompt: true, Want: sdk.WantScores, Targets: []int32{8, math.MaxInt32}},
+			{Seq: 4, Pos: 7, Rows: 1, Tokens: []int32{6}, Want: sdk.WantToken, Logprob: true},
 		},
 	}
 	for _, s := range p.Seqs {

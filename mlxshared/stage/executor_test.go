@@ -105,7 +105,7 @@ func load(t *testing.T, f Family, layers int) *Executor {
 }
 
 func step(tokens ...int32) *sdk.Step {
-	return &sdk.Step{Seqs: []sdk.SeqStep{{Seq: 1, Tokens: tokens, Want: sdk.WantToken}}}
+	return &sdk.Step{Seqs: []sdk.SeqStep{{Seq: 1, Rows: len(tokens), Tokens: tokens, Want: sdk.WantToken}}}
 }
 
 func TestAnswersWhileAStepRuns(t *testing.T) {

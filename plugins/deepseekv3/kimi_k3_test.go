@@ -54,7 +54,7 @@ func TestKimiK3BitsDoNotDependOnTheRun(t *testing.T) {
 	var batch []sdk.SeqStep
 	for i, r := range golden.Runs {
 		p.Reserve(sdk.Reservation{Seq: sdk.SeqID(i), Prompt: r.IDs})
-		batch = append(batch, sdk.SeqStep{Seq: sdk.SeqID(i), Tokens: r.IDs, Prompt: true, Want: sdk.WantLogits})
+		batch = append(batch, sdk.SeqStep{Seq: sdk.SeqID(i), Rows: len(r.IDs), Tokens: r.IDs, Prompt: true, Want: sdk.WantLogits})
 	}
 	if got := p.Step(batch...)[1].Logits.Data; !slices.Equal(got, want[0]) {
 		t.Error("beside other sequences: other logits")

@@ -20,7 +20,7 @@ func TestForkAndTruncate(t *testing.T) {
 			p.Reserve(sdk.Reservation{Seq: 1, Prompt: run.IDs})
 			last := p.Prefill(1, run.IDs, 512)
 			p.Fork(1, 2)
-			p.Step(sdk.SeqStep{Seq: 1, Pos: last.Pos, Tokens: []int32{1, 2, 3}, Prompt: true})
+			p.Step(sdk.SeqStep{Seq: 1, Pos: last.Pos, Rows: 3, Tokens: []int32{1, 2, 3}, Prompt: true})
 			for i, e := range p.Stages {
 				if err := e.Truncate(t.Context(), 2, last.Pos-1); sdk.CodeOf(err) != sdk.CodeUnsupported {
 					t.Errorf("stage %d: truncation gave %v", i, err)
@@ -52,7 +52,7 @@ func TestStateBytes(t *testing.T) {
 		}
 		p.Reserve(sdk.Reservation{Seq: 1})
 		held(fixed)
-		p.Step(sdk.SeqStep{Seq: 1, Tokens: []int32{1, 2, 3}, Prompt: true})
+		p.Step(sdk.SeqStep{Seq: 1, Rows: 3, Tokens: []int32{1, 2, 3}, Prompt: true})
 		held(fixed + 64*perToken) // caches grow by blocks
 		p.Fork(1, 2)
 		held(2 * (fixed + 64*perToken))

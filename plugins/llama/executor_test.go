@@ -127,19 +127,19 @@ func TestStepFaults(t *testing.T) {
 		want  string
 	}{
 		"no sequence":        {0, sdk.Step{}, sdk.CodeInvalid, "no sequence"},
-		"unknown":            {0, sdk.Step{Seqs: []sdk.SeqStep{{Seq: 9, Tokens: ids}}, Out: out}, sdk.CodeUnknownSequence, "no sequence 9"},
+		"unknown":            {0, sdk.Step{Seqs: []sdk.SeqStep{{Seq: 9, Rows: len(ids), Tokens: ids}}, Out: out}, sdk.CodeUnknownSequence, "no sequence 9"},
 		"no token":           {0, sdk.Step{Seqs: []sdk.SeqStep{{Seq: 1}}, Out: out}, sdk.CodeInvalid, "has no token"},
-		"position":           {0, sdk.Step{Seqs: []sdk.SeqStep{{Seq: 1, Pos: 2, Tokens: ids}}, Out: out}, sdk.CodeInvalid, "starts at position 2, its state ends at 0"},
-		"twice":              {0, sdk.Step{Seqs: []sdk.SeqStep{{Seq: 1, Tokens: ids}, {Seq: 1, Tokens: ids}}, Out: out}, sdk.CodeInvalid, "twice"},
-		"token too large":    {0, sdk.Step{Seqs: []sdk.SeqStep{{Seq: 1, Tokens: []int32{320}}}, Out: out}, sdk.CodeInvalid, "token 320 is outside the vocabulary of 320"},
-		"negative token":     {0, sdk.Step{Seqs: []sdk.SeqStep{{Seq: 1, Tokens: []int32{-1}}}, Out: out}, sdk.CodeInvalid, "token -1"},
-		"slot too small":     {0, sdk.Step{Seqs: []sdk.SeqStep{{Seq: 1, Tokens: ids}}, Out: out[:767]}, sdk.CodeInvalid, "takes 768 bytes, the slot has 767"},
-		"no hidden rows":     {1, sdk.Step{Seqs: []sdk.SeqStep{{Seq: 1, Tokens: ids}}, Out: out}, sdk.CodeInvalid, "hidden rows are"},
-		"rows missing":       {1, sdk.Step{Seqs: []sdk.SeqStep{{Seq: 1, Tokens: ids[:2]}}, Hidden: hidden, Out: out}, sdk.CodeInvalid, "bfloat16 [3, 128]"},
-		"logits do not fit":  {1, sdk.Step{Seqs: []sdk.SeqStep{{Seq: 1, Tokens: ids, Want: sdk.WantLogits}}, Hidden: hidden, Out: out[:1279]}, sdk.CodeInvalid, "takes 1280 bytes"},
-		"targets missing":    {1, sdk.Step{Seqs: []sdk.SeqStep{{Seq: 1, Tokens: ids, Want: sdk.WantScores, Targets: ids[:1]}}, Hidden: hidden, Out: out}, sdk.CodeInvalid, "1 targets for 3 rows"},
-		"unknown want":       {1, sdk.Step{Seqs: []sdk.SeqStep{{Seq: 1, Tokens: ids, Want: 77}}, Hidden: hidden, Out: out}, sdk.CodeUnsupported, "wants 77"},
-		"second is at fault": {0, sdk.Step{Seqs: []sdk.SeqStep{{Seq: 1, Tokens: ids}, {Seq: 2, Pos: 1, Tokens: ids}}, Out: out}, sdk.CodeInvalid, "sequence 2"},
+		"position":           {0, sdk.Step{Seqs: []sdk.SeqStep{{Seq: 1, Pos: 2, Rows: len(ids), Tokens: ids}}, Out: out}, sdk.CodeInvalid, "starts at position 2, its state ends at 0"},
+		"twice":              {0, sdk.Step{Seqs: []sdk.SeqStep{{Seq: 1, Rows: len(ids), Tokens: ids}, {Seq: 1, Rows: len(ids), Tokens: ids}}, Out: out}, sdk.CodeInvalid, "twice"},
+		"token too large":    {0, sdk.Step{Seqs: []sdk.SeqStep{{Seq: 1, Rows: 1, Tokens: []int32{320}}}, Out: out}, sdk.CodeInvalid, "token 320 is outside the vocabulary of 320"},
+		"negative token":     {0, sdk.Step{Seqs: []sdk.SeqStep{{Seq: 1, Rows: 1, Tokens: []int32{-1}}}, Out: out}, sdk.CodeInvalid, "token -1"},
+		"slot too small":     {0, sdk.Step{Seqs: []sdk.SeqStep{{Seq: 1, Rows: len(ids), Tokens: ids}}, Out: out[:767]}, sdk.CodeInvalid, "takes 768 bytes, the slot has 767"},
+		"no hidden rows":     {1, sdk.Step{Seqs: []sdk.SeqStep{{Seq: 1, Rows: len(ids), Tokens: ids}}, Out: out}, sdk.CodeInvalid, "hidden rows are"},
+		"rows missing":       {1, sdk.Step{Seqs: []sdk.SeqStep{{Seq: 1, Rows: 2, Tokens: ids[:2]}}, Hidden: hidden, Out: out}, sdk.CodeInvalid, "bfloat16 [3, 128]"},
+		"logits do not fit":  {1, sdk.Step{Seqs: []sdk.SeqStep{{Seq: 1, Rows: len(ids), Tokens: ids, Want: sdk.WantLogits}}, Hidden: hidden, Out: out[:1279]}, sdk.CodeInvalid, "takes 1280 bytes"},
+		"targets missing":    {1, sdk.Step{Seqs: []sdk.SeqStep{{Seq: 1, Rows: len(ids), Tokens: ids, Want: sdk.WantScores, Targets: ids[:1]}}, Hidden: hidden, Out: out}, sdk.CodeInvalid, "1 targets for 3 rows"},
+		"unknown want":       {1, sdk.Step{Seqs: []sdk.SeqStep{{Seq: 1, Rows: len(ids), Tokens: ids, Want: 77}}, Hidden: hidden, Out: out}, sdk.CodeUnsupported, "wants 77"},
+		"second is at fault": {0, sdk.Step{Seqs: []sdk.SeqStep{{Seq: 1, Rows: len(ids), Tokens: ids}, {Seq: 2, Pos: 1, Rows: len(ids), Tokens: ids}}, Out: out}, sdk.CodeInvalid, "sequence 2"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			if _, err := p.Stages[c.stage].Step(t.Context(), &c.step); !stagetest.Is(err, c.code, c.want) {
@@ -148,7 +148,7 @@ func TestStepFaults(t *testing.T) {
 		})
 	}
 	// A refused step changes nothing.
-	if got := p.Step(sdk.SeqStep{Seq: 1, Tokens: ids, Prompt: true, Want: sdk.WantToken}); got[0].Token < 0 {
+	if got := p.Step(sdk.SeqStep{Seq: 1, Rows: len(ids), Tokens: ids, Prompt: true, Want: sdk.WantToken}); got[0].Token < 0 {
 		t.Errorf("%+v", got)
 	}
 }
@@ -175,7 +175,7 @@ func TestNaNLogitsAreAnError(t *testing.T) {
 	for i := range 4 {
 		hidden[i] = byte(nan >> (8 * i))
 	}
-	s := &sdk.Step{Seqs: []sdk.SeqStep{{Seq: 1, Tokens: []int32{5}, Want: sdk.WantToken}}, Hidden: sdk.Tensor{Dtype: sdk.DtypeFloat32, Rows: 1, Width: 128, Data: hidden}}
+	s := &sdk.Step{Seqs: []sdk.SeqStep{{Seq: 1, Rows: 1, Tokens: []int32{5}, Want: sdk.WantToken}}, Hidden: sdk.Tensor{Dtype: sdk.DtypeFloat32, Rows: 1, Width: 128, Data: hidden}}
 	if _, err := p.Stages[1].Step(t.Context(), s); !stagetest.Is(err, sdk.CodeInternal, "NaN") {
 		t.Fatalf("%v, want an error about NaN", err)
 	}
@@ -191,7 +191,7 @@ func TestCancelWithinAStep(t *testing.T) {
 	p.Reserve(sdk.Reservation{Seq: 1})
 	ids := slices.Repeat([]int32{7}, 64)
 	ctx := &endsAfter{Context: t.Context(), checks: 3}
-	if _, err := p.TryStep(ctx, sdk.SeqStep{Seq: 1, Tokens: ids, Prompt: true}); sdk.CodeOf(err) != sdk.CodeCanceled {
+	if _, err := p.TryStep(ctx, sdk.SeqStep{Seq: 1, Rows: len(ids), Tokens: ids, Prompt: true}); sdk.CodeOf(err) != sdk.CodeCanceled {
 		t.Fatalf("%v, want it canceled", err)
 	}
 	p.Release(1)
@@ -232,18 +232,18 @@ func TestKVBudget(t *testing.T) {
 	if err := e.Reserve(t.Context(), sdk.Reservation{Seq: 3, MaxLen: 65}); !stagetest.Is(err, sdk.CodeOutOfMemory, "196608 of the budget of 294912") {
 		t.Errorf("beyond what is promised: %v", err)
 	}
-	p.Step(sdk.SeqStep{Seq: 2, Tokens: ids})
+	p.Step(sdk.SeqStep{Seq: 2, Rows: len(ids), Tokens: ids})
 	bytes(block)
-	if _, err := p.TryStep(t.Context(), sdk.SeqStep{Seq: 2, Pos: 64, Tokens: ids[:1]}); !stagetest.Is(err, sdk.CodeOutOfMemory, "sequence 2 needs 98304 bytes more") {
+	if _, err := p.TryStep(t.Context(), sdk.SeqStep{Seq: 2, Pos: 64, Rows: 1, Tokens: ids[:1]}); !stagetest.Is(err, sdk.CodeOutOfMemory, "sequence 2 needs 98304 bytes more") {
 		t.Errorf("into another's promise: %v", err)
 	}
-	p.Step(sdk.SeqStep{Seq: 1, Tokens: ids})
-	p.Step(sdk.SeqStep{Seq: 1, Pos: 64, Tokens: ids})
+	p.Step(sdk.SeqStep{Seq: 1, Rows: len(ids), Tokens: ids})
+	p.Step(sdk.SeqStep{Seq: 1, Pos: 64, Rows: len(ids), Tokens: ids})
 	bytes(3 * block)
 	p.Truncate(1, 64)
 	bytes(2 * block)
 	p.Release(1)
-	p.Step(sdk.SeqStep{Seq: 2, Pos: 64, Tokens: ids[:1]})
+	p.Step(sdk.SeqStep{Seq: 2, Pos: 64, Rows: 1, Tokens: ids[:1]})
 	bytes(2 * block)
 	if err := e.Fork(t.Context(), 2, 4); !stagetest.Is(err, sdk.CodeOutOfMemory, "sequence 4") {
 		t.Errorf("fork: %v", err)
@@ -259,13 +259,13 @@ func TestScoresOfManyRows(t *testing.T) {
 	p := stagetest.Open(t, families(), dir, stagetest.Options{})
 	n := len(ids) - 1
 	p.Reserve(sdk.Reservation{Seq: 1})
-	all := p.Step(sdk.SeqStep{Seq: 1, Tokens: ids[:n], Prompt: true, Want: sdk.WantScores, Targets: ids[1:]})[0].Scores
+	all := p.Step(sdk.SeqStep{Seq: 1, Rows: n, Tokens: ids[:n], Prompt: true, Want: sdk.WantScores, Targets: ids[1:]})[0].Scores
 	if len(all) != n {
 		t.Fatalf("%d scores for %d rows", len(all), n)
 	}
 	p.Reserve(sdk.Reservation{Seq: 2})
 	for i := range n {
-		one := p.Step(sdk.SeqStep{Seq: 2, Pos: i, Tokens: ids[i : i+1], Prompt: true, Want: sdk.WantScores, Targets: ids[i+1 : i+2]})[0].Scores
+		one := p.Step(sdk.SeqStep{Seq: 2, Pos: i, Rows: 1, Tokens: ids[i : i+1], Prompt: true, Want: sdk.WantScores, Targets: ids[i+1 : i+2]})[0].Scores
 		if len(one) != 1 || one[0] != all[i] {
 			t.Fatalf("row %d: %v alone, %v together", i, one, all[i])
 		}
@@ -288,7 +288,7 @@ func TestPenaltiesFollowTruncateAndFork(t *testing.T) {
 	for _, seq := range []sdk.SeqID{1, 2} {
 		last := len(ids) - 1
 		p.Truncate(seq, last)
-		step := sdk.SeqStep{Seq: seq, Pos: last, Tokens: ids[last:], Prompt: true, Want: sdk.WantToken}
+		step := sdk.SeqStep{Seq: seq, Pos: last, Rows: len(ids[last:]), Tokens: ids[last:], Prompt: true, Want: sdk.WantToken}
 		if got := p.Continue(step, 24); !slices.Equal(got, want) {
 			t.Errorf("sequence %d: %v, before the truncation %v", seq, got, want)
 		}

@@ -86,7 +86,7 @@ func BenchmarkDecode(b *testing.B) {
 					p.Truncate(1, len(prompt))
 					at = len(prompt)
 				}
-				token = p.Step(sdk.SeqStep{Seq: 1, Pos: at, Tokens: []int32{token}, Want: sdk.WantToken})[0].Token
+				token = p.Step(sdk.SeqStep{Seq: 1, Pos: at, Rows: 1, Tokens: []int32{token}, Want: sdk.WantToken})[0].Token
 				at++
 			}
 			b.ReportMetric(float64(b.N)/b.Elapsed().Seconds(), "tokens/s")
@@ -103,7 +103,7 @@ func BenchmarkPrefill(b *testing.B) {
 	}
 	p.Reserve(sdk.Reservation{Seq: 1, Prompt: ids})
 	for b.Loop() {
-		p.Step(sdk.SeqStep{Seq: 1, Tokens: ids, Prompt: true})
+		p.Step(sdk.SeqStep{Seq: 1, Rows: len(ids), Tokens: ids, Prompt: true})
 		p.Truncate(1, 0)
 	}
 	b.ReportMetric(float64(b.N*len(ids))/b.Elapsed().Seconds(), "tokens/s")
@@ -123,7 +123,7 @@ func BenchmarkBatch(b *testing.B) {
 				seq := sdk.SeqID(i + 1)
 				p.Reserve(sdk.Reservation{Seq: seq, Prompt: prompt})
 				token := p.Step(p.Prefill(seq, prompt, 512))[0].Token
-				steps[i] = sdk.SeqStep{Seq: seq, Pos: len(prompt), Tokens: []int32{token}, Want: sdk.WantToken}
+				steps[i] = sdk.SeqStep{Seq: seq, Pos: len(prompt), Rows: 1, Tokens: []int32{token}, Want: sdk.WantToken}
 			}
 			for b.Loop() {
 				for i := range steps {

@@ -489,7 +489,7 @@ func greedy(ctx context.Context, p *pipeline.Pipeline, prompt []int32, n int) ([
 	if err := p.Reserve(ctx, sdk.Reservation{Seq: seq, Prompt: prompt, MaxLen: len(prompt) + n}); err != nil {
 		return nil, err
 	}
-	step := sdk.SeqStep{Seq: seq, Tokens: prompt, Prompt: true, Want: sdk.WantToken}
+	step := sdk.SeqStep{Seq: seq, Rows: len(prompt), Tokens: prompt, Prompt: true, Want: sdk.WantToken}
 	var out []int32
 	for range n {
 		r, err := p.Step(ctx, []sdk.SeqStep{step})

@@ -270,7 +270,7 @@ func sendCanary(ctx context.Context, p *pipeline.Pipeline, vocab int) error {
 	if err := p.Reserve(ctx, sdk.Reservation{Seq: seq, Prompt: []int32{token}, MaxLen: 2}); err != nil {
 		return fmt.Errorf("canary: %w", err)
 	}
-	results, err := p.Step(ctx, []sdk.SeqStep{{Seq: seq, Tokens: []int32{token}, Prompt: true, Want: sdk.WantToken, Logprob: true}})
+	results, err := p.Step(ctx, []sdk.SeqStep{{Seq: seq, Rows: 1, Tokens: []int32{token}, Prompt: true, Want: sdk.WantToken, Logprob: true}})
 	if err != nil {
 		return fmt.Errorf("canary: %w", err)
 	}

@@ -147,9 +147,9 @@ func (p *Pipeline) Prefill(seq sdk.SeqID, ids []int32, chunk int) sdk.SeqStep {
 	p.t.Helper()
 	last := len(ids) - 1
 	for at := 0; at < last; at += chunk {
-		p.Step(sdk.SeqStep{Seq: seq, Pos: at, Tokens: ids[at:min(at+chunk, last)], Prompt: true})
+		p.Step(sdk.SeqStep{Seq: seq, Pos: at, Rows: len(ids[at:min(at+chunk, last)]), Tokens: ids[at:min(at+chunk, last)], Prompt: true})
 	}
-	return sdk.SeqStep{Seq: seq, Pos: last, Tokens: ids[last:], Prompt: true, Want: sdk.WantToken}
+	return sdk.SeqStep{Seq: seq, Pos: last, Rows: len(ids[last:]), Tokens: ids[last:], Prompt: true, Want: sdk.WantToken}
 }
 
 // Generate continues a prompt by n tokens and returns them.
@@ -167,7 +167,7 @@ func (p *Pipeline) Continue(step sdk.SeqStep, n int) []int32 {
 		if tokens = append(tokens, token); len(tokens) == n {
 			return tokens
 		}
-		step = sdk.SeqStep{Seq: step.Seq, Pos: step.Pos + len(step.Tokens), Tokens: []int32{token}, Want: sdk.WantToken}
+		step = sdk.SeqStep{Seq: step.Seq, Pos: step.Pos + len(step.Tokens), Rows: 1, Tokens: []int32{token}, Want: sdk.WantToken}
 	}
 }
 
@@ -179,7 +179,7 @@ func (p *Pipeline) Logits(seq sdk.SeqID, ids, tokens []int32, chunk int) [][]byt
 	for _, token := range tokens {
 		step.Want = sdk.WantLogits
 		rows = append(rows, p.Step(step)[0].Logits.Data)
-		step = sdk.SeqStep{Seq: seq, Pos: step.Pos + len(step.Tokens), Tokens: []int32{token}}
+		step = sdk.SeqStep{Seq: seq, Pos: step.Pos + len(step.Tokens), Rows: 1, Tokens: []int32{token}}
 	}
 	return rows
 }

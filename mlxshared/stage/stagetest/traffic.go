@@ -108,7 +108,7 @@ func (f *traffic) step() {
 }
 
 func (v *visitor) step(token int32) sdk.SeqStep {
-	s := sdk.SeqStep{Seq: v.id, Pos: v.pos, Tokens: []int32{token}, Want: sdk.WantToken}
+	s := sdk.SeqStep{Seq: v.id, Pos: v.pos, Rows: 1, Tokens: []int32{token}, Want: sdk.WantToken}
 	if len(v.prompt) > 0 {
 		n := min(trafficChunk, len(v.prompt))
 		s.Tokens, s.Prompt, v.prompt = v.prompt[:n], true, v.prompt[n:]
