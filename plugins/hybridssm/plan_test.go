@@ -1,7 +1,6 @@
 package main
 
 import (
-	"math"
 	"path/filepath"
 	"testing"
 
@@ -78,10 +77,7 @@ func TestPublishedParameters(t *testing.T) {
 			"moe_intermediate_size": 512, "shared_expert_intermediate_size": 512, "rms_norm_eps": 1e-6, "vocab_size": 151936}, 79.7},
 	}
 	for name, c := range cases {
-		p := inspect(t, stagetest.Bare(t, c.config))
-		if got := float64(stagetest.Weights(p)) / 2 / 1e9; math.Abs(got-c.parameters) > 0.01*c.parameters {
-			t.Errorf("%s: %.2f billion parameters, want %.1f", name, got, c.parameters)
-		}
+		stagetest.Parameters(t, families(), name, c.config, c.parameters, 0.01)
 	}
 }
 
