@@ -207,7 +207,7 @@ func TestRoPE(t *testing.T) {
 						y := c.RoPE(x, c.FromInt32s(pos, len(pos)), spec)
 						name := fmt.Sprintf("rot %d, traditional %t, scale %g, %s", rot, traditional, scale, d)
 						close32(t, name, values(t, c, y), naiveRoPE(xv, pos, freq, spec), 10*tolerance(d))
-						one := c.RoPE(c.SliceRows(x, 3, 4), c.FromInt32s(pos[3:4], 1), spec)
+						one := c.RoPE(c.SliceAxis(x, 0, 3, 4), c.FromInt32s(pos[3:4], 1), spec)
 						sameBits(t, name+", one row", values(t, c, one), values(t, c, y)[3*heads*dim:4*heads*dim])
 					}
 				}
@@ -326,9 +326,9 @@ func TestAttention(t *testing.T) {
 								continue
 							}
 							segs = append(segs, Segment{caches[i], rows, step, at[i]})
-							qs = append(qs, c.SliceRows(q[i], at[i], at[i]+step))
-							ks = append(ks, c.SliceRows(k[i], at[i], at[i]+step))
-							vs = append(vs, c.SliceRows(v[i], at[i], at[i]+step))
+							qs = append(qs, c.SliceAxis(q[i], 0, at[i], at[i]+step))
+							ks = append(ks, c.SliceAxis(k[i], 0, at[i], at[i]+step))
+							vs = append(vs, c.SliceAxis(v[i], 0, at[i], at[i]+step))
 							at[i] += step
 							rows += step
 						}
@@ -371,9 +371,9 @@ func TestKernelsAreBatchInvariant(t *testing.T) {
 		attended := values(t, c, c.Attention(x, k, k, spec, []Segment{{newCache(t, s, spec, Float32), 0, n, 0}}))
 		kv := newCache(t, s, spec, Float32)
 		for i := range n {
-			row := c.SliceRows(x, i, i+1)
+			row := c.SliceAxis(x, 0, i, i+1)
 			sameBits(t, "linear", values(t, c, c.Linear(row, m, Array{})), whole[i*rows:(i+1)*rows])
-			ki := c.SliceRows(k, i, i+1)
+			ki := c.SliceAxis(k, 0, i, i+1)
 			y := c.Attention(row, ki, ki, spec, []Segment{{kv, 0, 1, i}})
 			sameBits(t, "attention", values(t, c, y), attended[i*64:(i+1)*64])
 		}
@@ -389,7 +389,7 @@ func TestStridedInputs(t *testing.T) {
 		turned := c.Transpose(c.FromFloat32s(normals(newRand(2), 32*6), 32, 6))
 		m, _ := weight(t, c, 3, 8, 32, Matrix{}, Float32)
 		pos := c.FromInt32s([]int32{0, 1, 2, 3, 4, 5}, 6)
-		rope := &RopeSpec{HeadDim: 16, RotDim: 16, InvFreq: c.Full(0.1, Float32, 8), Scale: 1}
+		rope := &RopeSpec{HeadDim: 16, RotDim: 16, InvFreq: full(c, 0.1, Float32, 8), Scale: 1}
 		spec := &AttentionSpec{Heads: 2, KVHeads: 2, HeadDim: 16, ValueDim: 16, Scale: 0.25}
 		attend := func(q, k, v Array) Array {
 			return c.Attention(q, k, v, spec, []Segment{{newCache(t, s, spec, Float32), 0, 6, 0}})
@@ -400,9 +400,6 @@ func TestStridedInputs(t *testing.T) {
 		}{
 			{"linear", func(f func(Array) Array) Array { return c.Linear(f(left), m, Array{}) }},
 			{"linear transposed", func(f func(Array) Array) Array { return c.Linear(f(turned), m, Array{}) }},
-			{"broadcast", func(f func(Array) Array) Array {
-				return c.Linear(f(c.BroadcastTo(c.SliceRows(left, 0, 1), 6, 32)), m, Array{})
-			}},
 			{"norm", func(f func(Array) Array) Array { return c.RMSNorm(f(left), Array{}, 1e-5, 0) }},
 			{"silu", func(f func(Array) Array) Array { return c.SiluMul(f(left), f(turned)) }},
 			{"rope", func(f func(Array) Array) Array { return c.RoPE(f(right), pos, rope) }},
@@ -419,8 +416,8 @@ func TestStridedInputs(t *testing.T) {
 // An output may take over its input's memory only if nobody else reads that.
 func TestRoPEKeepsSharedInput(t *testing.T) {
 	c := scope(t, open(t, Options{}))
-	x := c.Add(c.Full(1, Float32, 2, 8), c.Scalar(1, Float32))
-	rope := &RopeSpec{HeadDim: 8, RotDim: 8, InvFreq: c.Full(1, Float32, 4), Scale: 1}
+	x := c.Add(full(c, 1, Float32, 2, 8), c.Scalar(1, Float32))
+	rope := &RopeSpec{HeadDim: 8, RotDim: 8, InvFreq: full(c, 1, Float32, 4), Scale: 1}
 	y := c.RoPE(x, c.FromInt32s([]int32{3, 4}, 2), rope)
 	if err := c.Eval(y, x); err != nil {
 		t.Fatal(err)
@@ -444,7 +441,7 @@ func TestIdOutOfRange(t *testing.T) {
 			t.Fatalf("id %d: %v", id, err)
 		}
 		next := scope(t, s)
-		if err := next.Eval(next.Full(1, Float32, 4)); err != nil {
+		if err := next.Eval(full(next, 1, Float32, 4)); err != nil {
 			t.Fatalf("the stream fails after an error: %v", err)
 		}
 	}
@@ -455,15 +452,16 @@ func TestOperationsDoNotAllocate(t *testing.T) {
 	s := open(t, Options{})
 	c := scope(t, s)
 	m, _ := weight(t, c, 1, 32, 32, Matrix{}, Float32)
-	x, k := c.Full(1, Float32, 2, 32), c.Full(1, Float32, 2, 16)
+	x, k := full(c, 1, Float32, 2, 32), full(c, 1, Float32, 2, 16)
 	pos := c.FromInt32s([]int32{0, 1}, 2)
-	rope := &RopeSpec{HeadDim: 16, RotDim: 16, InvFreq: c.Full(1, Float32, 8), Scale: 1}
+	rope := &RopeSpec{HeadDim: 16, RotDim: 16, InvFreq: full(c, 1, Float32, 8), Scale: 1}
 	kv := newCache(t, s, cacheSpec, Float32)
 	segs := []Segment{{kv, 0, 2, 0}}
 	n := testing.AllocsPerRun(20, func() {
 		c.RoPE(c.Linear(x, m, Array{}), pos, rope)
 		c.Reshape(x, 4, 16)
-		c.Add(x, c.Full(1, Float32, 2, 32))
+		c.Add(x, c.Mul(x, x))
+		c.SliceAxis(x, 1, 0, 16)
 		c.AddRMSNorm(x, x, Array{}, 1e-5, 0)
 		c.Embedding(pos, m, Float32)
 		segs[0].Pos = kv.Len()

@@ -3,6 +3,7 @@ package mlx
 import (
 	"math"
 	"math/rand/v2"
+	"slices"
 	"testing"
 )
 
@@ -52,6 +53,15 @@ func normals(r *rand.Rand, n int) []float32 {
 		v[i] = float32(r.NormFloat64())
 	}
 	return v
+}
+
+// full makes an array of one value.
+func full(c *Scope, v float32, dtype Dtype, shape ...int) Array {
+	n := 1
+	for _, d := range shape {
+		n *= d
+	}
+	return c.AsType(c.FromFloat32s(slices.Repeat([]float32{v}, n), shape...), dtype)
 }
 
 // values evaluates a as float32.

@@ -107,7 +107,7 @@ func TestCacheFork(t *testing.T) {
 			t.Fatalf("fork holds %d", fork.Len())
 		}
 		// The fork goes another way first; the original must not see it.
-		if err := c.Eval(c.Attention(c.Full(1, Float32, 2, 32), c.Full(9, Float32, 2, 16), c.Full(9, Float32, 2, 16), cacheSpec,
+		if err := c.Eval(c.Attention(full(c, 1, Float32, 2, 32), full(c, 9, Float32, 2, 16), full(c, 9, Float32, 2, 16), cacheSpec,
 			[]Segment{{fork, 0, 2, 70}})); err != nil {
 			t.Fatal(err)
 		}
@@ -131,7 +131,7 @@ func TestCacheDropBefore(t *testing.T) {
 		kv, whole := newCache(t, s, &window, Float32), newCache(t, s, &window, Float32)
 		attend := func(cache *KVCache, at, n int) Array {
 			k := c.FromFloat32s(normals(newRand(uint64(at)), n*16), n, 16)
-			return c.Attention(c.Full(0.5, Float32, n, 32), k, k, &window, []Segment{{cache, 0, n, at}})
+			return c.Attention(full(c, 0.5, Float32, n, 32), k, k, &window, []Segment{{cache, 0, n, at}})
 		}
 		if err := c.Eval(attend(kv, 0, 600), attend(whole, 0, 600)); err != nil {
 			t.Fatal(err)
@@ -158,8 +158,8 @@ func TestCacheDropBefore(t *testing.T) {
 		defer fork.Free()
 		everything := window
 		everything.Window = 0
-		k := c.Full(1, Float32, 1, 16)
-		c.Attention(c.Full(1, Float32, 1, 32), k, k, &everything, []Segment{{fork, 0, 1, 603}})
+		k := full(c, 1, Float32, 1, 16)
+		c.Attention(full(c, 1, Float32, 1, 32), k, k, &everything, []Segment{{fork, 0, 1, 603}})
 		if err := c.Err(); err == nil || !strings.Contains(err.Error(), "sees position 0, its cache dropped") {
 			t.Errorf("attending to the dropped part: %v", err)
 		}

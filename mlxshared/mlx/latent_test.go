@@ -159,7 +159,7 @@ func TestLatentFaults(t *testing.T) {
 				return c.SparseAttention(r.q, r.k, latentSpec, x, []Segment{{kv, 0, 2, 0}})
 			},
 			"want rows of 2 heads of 8": func(c *Scope, r latentRows, _ *Index) Array {
-				return c.MultiLinear(r.q, &Experts{Matrix{Format: Dense, W: c.Full(1, Float32, 2, 3, 8)}})
+				return c.MultiLinear(r.q, &Experts{Matrix{Format: Dense, W: full(c, 1, Float32, 2, 3, 8)}})
 			},
 		} {
 			t.Run(want, func(t *testing.T) {

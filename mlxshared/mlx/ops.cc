@@ -6,9 +6,7 @@ using namespace mlxcel;
 
 namespace {
 
-const char* const binary_names[] = {"add",        "sub",     "mul",           "div",         "maximum",    "minimum",
-                                    "power",      "logaddexp", "equal",       "less",        "less_equal", "greater",
-                                    "greater_equal", "logical_and", "logical_or", "matmul"};
+const char* const binary_names[] = {"add", "sub", "mul", "maximum", "minimum"};
 
 array binary(int op, const array& a, const array& b, mx_stream* stream) {
   mc::Stream s = stream->stream;
@@ -16,43 +14,19 @@ array binary(int op, const array& a, const array& b, mx_stream* stream) {
     case MX_ADD: return stream->backend->add(a, b);
     case MX_SUB: return mc::subtract(a, b, s);
     case MX_MUL: return stream->backend->multiply(a, b);
-    case MX_DIV: return mc::divide(a, b, s);
     case MX_MAXIMUM: return mc::maximum(a, b, s);
     case MX_MINIMUM: return mc::minimum(a, b, s);
-    case MX_POWER: return mc::power(a, b, s);
-    case MX_LOGADDEXP: return mc::logaddexp(a, b, s);
-    case MX_EQUAL: return mc::equal(a, b, s);
-    case MX_LESS: return mc::less(a, b, s);
-    case MX_LESS_EQUAL: return mc::less_equal(a, b, s);
-    case MX_GREATER: return mc::greater(a, b, s);
-    case MX_GREATER_EQUAL: return mc::greater_equal(a, b, s);
-    case MX_AND: return mc::logical_and(a, b, s);
-    case MX_OR: return mc::logical_or(a, b, s);
-    case MX_MATMUL: return mc::matmul(a, b, s);
   }
   throw std::logic_error("unknown operation");
 }
 
-const char* const unary_names[] = {"neg",     "abs",  "exp", "log", "log1p", "sqrt",  "rsqrt",       "square",
-                                   "sigmoid", "tanh", "erf", "sin", "cos",   "floor", "logical_not", "contiguous"};
+const char* const unary_names[] = {"neg", "exp", "square", "contiguous"};
 
 array unary(int op, const array& a, mc::Stream s) {
   switch (op) {
     case MX_NEG: return mc::negative(a, s);
-    case MX_ABS: return mc::abs(a, s);
     case MX_EXP: return mc::exp(a, s);
-    case MX_LOG: return mc::log(a, s);
-    case MX_LOG1P: return mc::log1p(a, s);
-    case MX_SQRT: return mc::sqrt(a, s);
-    case MX_RSQRT: return mc::rsqrt(a, s);
     case MX_SQUARE: return mc::square(a, s);
-    case MX_SIGMOID: return mc::sigmoid(a, s);
-    case MX_TANH: return mc::tanh(a, s);
-    case MX_ERF: return mc::erf(a, s);
-    case MX_SIN: return mc::sin(a, s);
-    case MX_COS: return mc::cos(a, s);
-    case MX_FLOOR: return mc::floor(a, s);
-    case MX_NOT: return mc::logical_not(a, s);
     case MX_CONTIGUOUS: return mc::contiguous(a, false, s);
   }
   throw std::logic_error("unknown operation");
@@ -81,53 +55,19 @@ array reshape(const array& a, mc::Shape shape, mc::Stream s) {
   return view_of(a, view.shape(), strides, 0);
 }
 
-const char* const shaped_names[] = {"reshape", "broadcast_to", "transpose", "squeeze", "expand_dims"};
+const char* const shaped_names[] = {"reshape", "transpose", "squeeze"};
 
 array shaped(int op, const array& a, const int* values, int n, mc::Stream s) {
   switch (op) {
     case MX_RESHAPE: return reshape(a, mc::Shape(values, values + n), s);
-    case MX_BROADCAST_TO: return mc::broadcast_to(a, mc::Shape(values, values + n), s);
     case MX_TRANSPOSE: return n ? mc::transpose(a, std::vector<int>(values, values + n), s) : mc::transpose(a, s);
     case MX_SQUEEZE: return mc::squeeze(a, std::vector<int>(values, values + n), s);
-    case MX_EXPAND_DIMS: return mc::expand_dims(a, std::vector<int>(values, values + n), s);
-  }
-  throw std::logic_error("unknown operation");
-}
-
-const char* const reduce_names[] = {"sum", "mean", "max", "min", "logsumexp", "argmax", "argmin", "all", "any"};
-
-array reduce(int op, const array& a, int axis, bool keep, mc::Stream s) {
-  switch (op) {
-    case MX_SUM: return mc::sum(a, axis, keep, s);
-    case MX_MEAN: return mc::mean(a, axis, keep, s);
-    case MX_MAX: return mc::max(a, axis, keep, s);
-    case MX_MIN: return mc::min(a, axis, keep, s);
-    case MX_LOGSUMEXP: return mc::logsumexp(a, axis, keep, s);
-    case MX_ARGMAX: return mc::argmax(a, axis, keep, s);
-    case MX_ARGMIN: return mc::argmin(a, axis, keep, s);
-    case MX_ALL: return mc::all(a, axis, keep, s);
-    case MX_ANY: return mc::any(a, axis, keep, s);
-  }
-  throw std::logic_error("unknown operation");
-}
-
-const char* const along_names[] = {"cumsum", "sort", "argsort", "argpartition", "repeat"};
-
-array along(int op, const array& a, int axis, int n, mc::Stream s) {
-  switch (op) {
-    case MX_CUMSUM: return mc::cumsum(a, axis, false, true, s);
-    case MX_SORT: return mc::sort(a, axis, s);
-    case MX_ARGSORT: return mc::argsort(a, axis, s);
-    case MX_ARGPARTITION: return mc::argpartition(a, n, axis, s);
-    case MX_REPEAT: return mc::repeat(a, n, axis, s);
   }
   throw std::logic_error("unknown operation");
 }
 
 // [start, stop) of every dimension, within the shape: MLX would clamp silently.
 array slice_checked(const array& a, const mc::Shape& start, const mc::Shape& stop, mc::Stream s) {
-  if (start.size() != a.ndim() || stop.size() != a.ndim())
-    throw std::invalid_argument(format("%zu starts and %zu stops for %zu dimensions", start.size(), stop.size(), a.ndim()));
   for (size_t i = 0; i < a.ndim(); i++)
     if (start[i] < 0 || start[i] > stop[i] || stop[i] > a.shape(i))
       throw std::invalid_argument(format("[%d, %d) of dimension %zu, which has %d", start[i], stop[i], i, a.shape(i)));
@@ -157,49 +97,17 @@ mx_array* mx_unary(mx_scope* s, int op, mx_array* a) {
   return guarded(s, unary_names[op], {a}, [&] { return s->own(unary(op, need(a, "the argument"), s->stream->stream)); });
 }
 
-mx_array* mx_where(mx_scope* s, mx_array* cond, mx_array* a, mx_array* b) {
-  return guarded(s, "where", {cond, a, b}, [&] {
-    return s->own(mc::where(need(cond, "the condition"), need(a, "a"), need(b, "b"), s->stream->stream));
-  });
-}
-
 mx_array* mx_astype(mx_scope* s, mx_array* a, int dtype) {
   return guarded(s, "astype", {a}, [&] { return s->own(s->stream->backend->convert(need(a, "the argument"), dtype_of(dtype))); });
-}
-
-mx_array* mx_view(mx_scope* s, mx_array* a, int dtype) {
-  return guarded(s, "view", {a}, [&] {
-    return s->own(mc::view(need(a, "the argument"), dtype_of(dtype), s->stream->stream));
-  });
 }
 
 mx_array* mx_scalar(mx_scope* s, double v, int dtype) {
   return guarded(s, "scalar", {}, [&] { return s->own(array(v, dtype_of(dtype))); });
 }
 
-mx_array* mx_full(mx_scope* s, double v, int dtype, const int* shape, int ndim) {
-  return guarded(s, "full", {}, [&] {
-    auto t = dtype_of(dtype);
-    return s->own(mc::full(mc::Shape(shape, shape + ndim), array(v, t), t, s->stream->stream));
-  });
-}
-
-mx_array* mx_arange(mx_scope* s, double start, double stop, double step, int dtype) {
-  return guarded(s, "arange", {}, [&] {
-    return s->own(mc::arange(start, stop, step, dtype_of(dtype), s->stream->stream));
-  });
-}
-
 mx_array* mx_shaped(mx_scope* s, int op, mx_array* a, const int* values, int n) {
   return guarded(s, shaped_names[op], {a}, [&] {
     return s->own(shaped(op, need(a, "the argument"), values, n, s->stream->stream));
-  });
-}
-
-mx_array* mx_slice(mx_scope* s, mx_array* a, const int* start, int nstart, const int* stop, int nstop) {
-  return guarded(s, "slice", {a}, [&] {
-    return s->own(slice_checked(need(a, "the argument"), mc::Shape(start, start + nstart),
-                                mc::Shape(stop, stop + nstop), s->stream->stream));
   });
 }
 
@@ -244,29 +152,9 @@ mx_array* mx_select_rows(mx_scope* s, mx_array* a, const int32_t* rows, int n) {
   });
 }
 
-mx_array* mx_take_along(mx_scope* s, mx_array* a, mx_array* indices, int axis) {
-  return guarded(s, "take_along", {a, indices}, [&] {
-    return s->own(mc::take_along_axis(need(a, "the argument"), need(indices, "indices"), axis, s->stream->stream));
-  });
-}
-
-mx_array* mx_reduce(mx_scope* s, int op, mx_array* a, int axis, bool keep) {
-  return guarded(s, reduce_names[op], {a}, [&] {
-    const array& x = need(a, "the argument");
-    return s->own(reduce(op, x, checked_axis(x, axis), keep, s->stream->stream));
-  });
-}
-
 mx_array* mx_softmax(mx_scope* s, mx_array* a, int axis, bool precise) {
   return guarded(s, "softmax", {a}, [&] {
     const array& x = need(a, "the argument");
     return s->own(mc::softmax(x, checked_axis(x, axis), precise, s->stream->stream));
-  });
-}
-
-mx_array* mx_along(mx_scope* s, int op, mx_array* a, int axis, int n) {
-  return guarded(s, along_names[op], {a}, [&] {
-    const array& x = need(a, "the argument");
-    return s->own(along(op, x, checked_axis(x, axis), n, s->stream->stream));
   });
 }

@@ -80,7 +80,7 @@ func TestCloseRefusesWhileInUse(t *testing.T) {
 	}
 	late := s.NewScope()
 	defer late.Close()
-	if late.Full(1, Float32, 1); !errors.Is(late.Err(), ErrClosed) {
+	if late.Square(late.FromInt32s([]int32{1}, 1)); !errors.Is(late.Err(), ErrClosed) {
 		t.Errorf("scope of a closed stream: %v", late.Err())
 	}
 }
@@ -95,7 +95,7 @@ func TestStreamsOnManyThreads(t *testing.T) {
 		work := func() error {
 			c := s.NewScope()
 			defer c.Close()
-			a := c.Full(2, Float32, 4)
+			a := full(c, 2, Float32, 4)
 			return c.Eval(c.Add(a, a), c.Mul(a, a))
 		}
 		done := make(chan error)
@@ -116,7 +116,7 @@ func TestMemoryStaysFlat(t *testing.T) {
 	eachBackend(t, func(t *testing.T, s *Stream) {
 		weights := scope(t, s)
 		m, _ := weight(t, weights, 1, 64, 64, Matrix{Format: Affine, Bits: 4, Group: 32}, Float32)
-		norm := weights.Full(1, Float32, 64)
+		norm := full(weights, 1, Float32, 64)
 		kv := newCache(t, s, cacheSpec, Float32)
 		step := func() {
 			c := s.NewScope()
@@ -173,7 +173,7 @@ func BenchmarkGraphOverhead(b *testing.B) {
 		run := func(b *testing.B, eval bool) {
 			s := open(b, Options{Backend: test.backend})
 			w := scope(b, s)
-			x := w.Full(1, Float32, 16)
+			x := full(w, 1, Float32, 16)
 			if err := w.Eval(x); err != nil {
 				b.Fatal(err)
 			}

@@ -1,6 +1,20 @@
 package nn
 
-import "github.com/mlxcel/mlxcel/mlxshared/mlx"
+import (
+	"github.com/mlxcel/mlxcel/mlxshared/mlx"
+	"github.com/mlxcel/mlxcel/sdk/config"
+)
+
+// The values of layer_types in configs of attention with and without windows.
+const (
+	FullAttention    = "full_attention"
+	SlidingAttention = "sliding_attention"
+)
+
+// ReadLayerTypes reads layer_types: FullAttention or SlidingAttention for each layer, nil if the key is absent.
+func ReadLayerTypes(c *config.Object, layers int) []string {
+	return c.PerLayer("layer_types", layers, FullAttention, SlidingAttention)
+}
 
 // AttentionConfig sizes an Attention.
 type AttentionConfig struct {

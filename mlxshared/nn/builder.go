@@ -39,6 +39,12 @@ func (b *Builder) Shared(name string) int {
 	return slot
 }
 
+// Quantizations are those that the modules of this package run, named as in sdk.Family. What comes in block-scaled float8 is
+// widened.
+func Quantizations() []string {
+	return []string{"none", "affine-2", "affine-3", "affine-4", "affine-5", "affine-6", "affine-8", "mxfp4", "mxfp8", "nvfp4", "fp8"}
+}
+
 // Layer is one of a model's repeated blocks.
 type Layer interface {
 	// Forward maps the residual stream [rows, width] to the next layer's.

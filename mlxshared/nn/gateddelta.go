@@ -53,6 +53,9 @@ func NewGatedDeltaNet(b *Builder, path string, c GatedDeltaConfig) *GatedDeltaNe
 	return g
 }
 
+// Kind is "gated-delta".
+func (g *GatedDeltaNet) Kind() string { return "gated-delta" }
+
 // Forward maps [rows, width] to [rows, width] and advances the sequences' states.
 func (g *GatedDeltaNet) Forward(p *Pass, x mlx.Array) mlx.Array {
 	qkv, z, beta, alpha := g.project(p, x)
@@ -117,6 +120,9 @@ func NewGatedAttention(b *Builder, path string, c GatedAttentionConfig) *GatedAt
 		slot: b.AddState(KVSpec{KVHeads: c.KVHeads, KeyDim: c.HeadDim, ValueDim: c.HeadDim, Dtype: b.Dtype}),
 	}
 }
+
+// Kind is "gated-attention".
+func (a *GatedAttention) Kind() string { return "gated-attention" }
 
 // Forward maps [rows, width] to [rows, width] and extends the sequences' caches.
 func (a *GatedAttention) Forward(p *Pass, x mlx.Array) mlx.Array {

@@ -62,21 +62,39 @@ func (n *RMSNorm) AddForward(p *Pass, x, y mlx.Array) (sum, norm mlx.Array) {
 	return p.AddRMSNorm(x, y, n.weight, n.eps, n.offset)
 }
 
-// MLP is the gated feed-forward layer with SiLU, SwiGLU (Shazeer 2020): down(silu(gate(x)) · up(x)).
-type MLP struct{ gate, up, down *Linear }
+// Activation joins the gate's and the up projection's outputs.
+type Activation func(p *Pass, gate, up mlx.Array) mlx.Array
 
-// NewMLP loads gate_proj, up_proj and down_proj under path.
+// SwiGLU is silu(gate) · up.
+func SwiGLU(p *Pass, gate, up mlx.Array) mlx.Array { return p.SiluMul(gate, up) }
+
+// GeGLU is gelu(gate) · up, with the tanh approximation.
+func GeGLU(p *Pass, gate, up mlx.Array) mlx.Array { return p.GeluMul(gate, up) }
+
+// MLP is the gated feed-forward layer (Shazeer 2020): down(activation(gate(x), up(x))).
+type MLP struct {
+	gate, up, down *Linear
+	activation     Activation
+}
+
+// NewMLP is NewGatedMLP with SwiGLU.
 func NewMLP(b *Builder, path string, width, hidden int, bias bool) *MLP {
+	return NewGatedMLP(b, path, width, hidden, bias, SwiGLU)
+}
+
+// NewGatedMLP loads gate_proj, up_proj and down_proj under path.
+func NewGatedMLP(b *Builder, path string, width, hidden int, bias bool, activation Activation) *MLP {
 	return &MLP{
-		gate: NewLinear(b, path+".gate_proj", width, hidden, bias),
-		up:   NewLinear(b, path+".up_proj", width, hidden, bias),
-		down: NewLinear(b, path+".down_proj", hidden, width, bias),
+		gate:       NewLinear(b, path+".gate_proj", width, hidden, bias),
+		up:         NewLinear(b, path+".up_proj", width, hidden, bias),
+		down:       NewLinear(b, path+".down_proj", hidden, width, bias),
+		activation: activation,
 	}
 }
 
 // Forward maps [rows, width] to [rows, width].
 func (m *MLP) Forward(p *Pass, x mlx.Array) mlx.Array {
-	return m.down.Forward(p, p.SiluMul(m.gate.Forward(p, x), m.up.Forward(p, x)))
+	return m.down.Forward(p, m.activation(p, m.gate.Forward(p, x), m.up.Forward(p, x)))
 }
 
 // LMHead is the final norm and the projection to the vocabulary. Logits are float32 whatever the activations are: the

@@ -1,6 +1,9 @@
 package nn
 
-import "github.com/mlxcel/mlxcel/mlxshared/mlx"
+import (
+	"github.com/mlxcel/mlxcel/mlxshared/mlx"
+	"github.com/mlxcel/mlxcel/sdk/config"
+)
 
 // SwitchLinear is a linear layer per expert.
 type SwitchLinear struct {
@@ -22,12 +25,6 @@ func NewSwitchLinear(b *Builder, path string, experts, in, out int, bias bool) *
 func (l *SwitchLinear) Forward(p *Pass, x, ids mlx.Array) mlx.Array {
 	return p.LinearGather(x, l.weight, l.bias, ids)
 }
-
-// Activation joins the gate's and the up projection's outputs.
-type Activation func(p *Pass, gate, up mlx.Array) mlx.Array
-
-// SwiGLU is silu(gate) · up.
-func SwiGLU(p *Pass, gate, up mlx.Array) mlx.Array { return p.SiluMul(gate, up) }
 
 // SwitchGLU is a gated MLP per expert: down(activation(gate(x), up(x))).
 type SwitchGLU struct {
@@ -68,6 +65,36 @@ func NewCorrectedRouter(b *Builder, path string, experts, width int, spec mlx.Ro
 	r.spec.Scores = mlx.RouteSigmoid
 	r.spec.Bias = b.StoredFloat32(path+".e_score_correction_bias", experts)
 	return r
+}
+
+// ReadCorrectedRoute reads the keys that name a corrected router in DeepSeek V3 and its kin.
+func ReadCorrectedRoute(c *config.Object, experts int) mlx.RouteSpec {
+	r := mlx.RouteSpec{
+		TopK: c.Size("num_experts_per_tok"), Scores: mlx.RouteSigmoid, Normalize: c.BoolOr("norm_topk_prob", true),
+		Scale: float32(c.PositiveOr("routed_scaling_factor", 1)), Groups: c.SizeOr("n_group", 1), TopGroups: c.SizeOr("topk_group", 1),
+	}
+	c.OneOf("scoring_func", "sigmoid", "sigmoid")
+	c.OneOf("topk_method", "noaux_tc", "noaux_tc")
+	CheckTopK(c, "num_experts_per_tok", r.TopK, experts)
+	CheckGroups(c, "n_group", &r, experts)
+	return r
+}
+
+// CheckTopK refuses a router that chooses more experts than there are; key says how many it chooses.
+func CheckTopK(c *config.Object, key string, topK, experts int) {
+	if topK > experts {
+		c.Fail(key, "is %d of %d experts", topK, experts)
+	}
+}
+
+// CheckGroups refuses groups of experts that a corrected router can't choose among; key says how many there are.
+func CheckGroups(c *config.Object, key string, r *mlx.RouteSpec, experts int) {
+	if experts%r.Groups != 0 || (r.Groups > 1 && experts/r.Groups < 2) {
+		c.Fail(key, "is %d, which does not cut %d experts into equal groups of two or more", r.Groups, experts)
+	}
+	if r.TopGroups > r.Groups {
+		c.Fail("topk_group", "is %d of %d groups", r.TopGroups, r.Groups)
+	}
 }
 
 // Forward maps [rows, width] to the chosen experts, int32 [rows, k], and their weights, float32 [rows, k].

@@ -158,6 +158,9 @@ func NewMamba(b *Builder, path string, c MambaConfig) *Mamba {
 	}
 }
 
+// Kind is "mamba".
+func (m *Mamba) Kind() string { return "mamba" }
+
 // Forward maps [rows, width] to [rows, width] and advances the sequences' states.
 func (m *Mamba) Forward(p *Pass, x mlx.Array) mlx.Array {
 	both := p.SplitAxis(m.in.Forward(p, x), 1, 2)
@@ -213,6 +216,9 @@ func NewMamba2(b *Builder, path string, c Mamba2Config) *Mamba2 {
 		slot: b.AddState(RecurrentSpec{Rows: c.Heads * c.States, Cols: c.HeadDim, Dtype: mlx.Float32}),
 	}
 }
+
+// Kind is "mamba2".
+func (m *Mamba2) Kind() string { return "mamba2" }
 
 // Forward maps [rows, width] to [rows, width] and advances the sequences' states.
 func (m *Mamba2) Forward(p *Pass, x mlx.Array) mlx.Array {

@@ -36,7 +36,7 @@ func TestRecurrentState(t *testing.T) {
 	scope := s.NewScope()
 	defer scope.Close()
 	p := &Pass{Scope: scope, Dtype: mlx.Float32, Segments: []Segment{{Rows: 5, States: []State{state}}}}
-	ones := func(shape ...int) mlx.Array { return scope.Full(1, mlx.Float32, shape...) }
+	ones := func(shape ...int) mlx.Array { return full(scope, 1, mlx.Float32, shape...) }
 	if err := scope.Eval(p.CausalConv(ones(5, 16), ones(2, 16), mlx.Array{}, true, p.stateSegments(0))); err != nil {
 		t.Fatal(err)
 	}

@@ -73,6 +73,18 @@ func (c *RoPEConfig) readScaling(s *config.Object) {
 	}
 }
 
+// RotaryDim is the number of leading elements of a head that rotate where partial_rotary_factor is share. Faults are recorded
+// in o.
+func RotaryDim(o *config.Object, headDim int, share float64) int {
+	dim := int(float64(headDim) * share)
+	if share > 1 || dim < 2 || dim%2 != 0 {
+		o.Fail("partial_rotary_factor", "is %v: of a head's %d elements %d would rotate, want an even number from 2 to %d",
+			share, headDim, dim, headDim)
+		return 2
+	}
+	return dim
+}
+
 // InverseFrequencies returns the angle per position, in radians, of each of the dims/2 rotated pairs.
 func (c *RoPEConfig) InverseFrequencies(dims int) []float64 {
 	inverse := make([]float64, dims/2)

@@ -20,6 +20,29 @@ func readRoPE(t *testing.T, text string) (RoPEConfig, error) {
 	return c, o.Err()
 }
 
+func TestRotaryDim(t *testing.T) {
+	cases := []struct {
+		headDim int
+		share   float64
+		want    int
+		fault   string
+	}{
+		{64, 1, 64, ""}, {64, 0.5, 32, ""}, {128, 0.25, 32, ""},
+		{64, 1.5, 2, "partial_rotary_factor: is 1.5: of a head's 64 elements 96 would rotate"},
+		{64, 0.01, 2, "partial_rotary_factor: is 0.01"}, {10, 0.5, 2, "5 would rotate, want an even number from 2 to 10"},
+	}
+	for _, c := range cases {
+		o, err := config.Parse([]byte("{}"), config.FileName)
+		if err != nil {
+			t.Fatal(err)
+		}
+		got := RotaryDim(o, c.headDim, c.share)
+		if err := o.Err(); got != c.want || (err == nil) != (c.fault == "") || err != nil && !strings.Contains(err.Error(), c.fault) {
+			t.Errorf("%v of %d: %d (%v), want %d (%s)", c.share, c.headDim, got, err, c.want, c.fault)
+		}
+	}
+}
+
 // The expected values are worked out by hand from the formulas of mlx_lm/models/rope_utils.py.
 func TestInverseFrequencies(t *testing.T) {
 	cases := []struct {

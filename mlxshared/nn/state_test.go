@@ -13,10 +13,10 @@ func appendRows(t *testing.T, s *mlx.Stream, spec KVSpec, state State, from, n i
 	scope := s.NewScope()
 	defer scope.Close()
 	p := &Pass{Scope: scope, Segments: []Segment{{Rows: n, Pos: from, States: []State{state}}}}
-	k := scope.Full(1, spec.Dtype, n, spec.KVHeads*spec.KeyDim)
+	k := full(scope, 1, spec.Dtype, n, spec.KVHeads*spec.KeyDim)
 	var v mlx.Array
 	if !spec.Latent {
-		v = scope.Full(1, spec.Dtype, n, spec.KVHeads*spec.ValueDim)
+		v = full(scope, 1, spec.Dtype, n, spec.KVHeads*spec.ValueDim)
 	}
 	a := mlx.AttentionSpec{Heads: spec.KVHeads, KVHeads: spec.KVHeads, HeadDim: spec.KeyDim, ValueDim: spec.ValueDim, Scale: 1, Window: spec.Sliding}
 	if err := scope.Eval(scope.Attention(k, k, v, &a, p.kvSegments(0))); err != nil {

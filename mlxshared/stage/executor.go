@@ -8,6 +8,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/hashicorp/go-hclog"
 	"github.com/mlxcel/mlxcel/mlxshared/mlx"
 	"github.com/mlxcel/mlxcel/sdk"
 	"github.com/mlxcel/mlxcel/sdk/config"
@@ -19,6 +20,8 @@ type Options struct {
 	Version  string // of the program
 	Families []Family
 	Device   string // mlx.DeviceAuto, mlx.DeviceCPU or mlx.DeviceGPU
+
+	Logger hclog.Logger // its lines reach the host's log; nil logs nothing
 
 	Now func() time.Time // nil takes time.Now
 }
@@ -41,7 +44,12 @@ type Executor struct {
 var _ sdk.Executor = (*Executor)(nil)
 
 // New makes an executor and starts its worker. Close ends it.
-func New(o Options) *Executor { return &Executor{o: o, worker: startWorker()} }
+func New(o Options) *Executor {
+	if o.Logger == nil {
+		o.Logger = hclog.NewNullLogger()
+	}
+	return &Executor{o: o, worker: startWorker()}
+}
 
 // Close unloads and ends the worker. Nothing may be called on the executor any more.
 func (e *Executor) Close() error {

@@ -18,6 +18,11 @@ type Family interface {
 	Model(c *config.Object) Model
 }
 
+// Info describes a family that pipelines and runs all that package nn does.
+func Info(name string, modelTypes ...string) sdk.Family {
+	return sdk.Family{Name: name, ModelTypes: modelTypes, Pipeline: true, Quantizations: nn.Quantizations()}
+}
+
 // Importer is a Family that knows foreign containers, those in Info().Imports.
 type Importer interface {
 	Import(req *sdk.ImportRequest) (*sdk.ImportPlan, error)

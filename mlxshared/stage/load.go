@@ -83,6 +83,8 @@ func (e *Executor) load(ctx context.Context, o *opened, req *sdk.LoadRequest, pr
 	e.model = m
 	e.isLoaded.Store(true)
 	e.weightBytes.Store(m.loader.Bytes())
+	e.o.Logger.Debug("model loaded", "family", o.family.Info().Name, "start", req.Layers.Start, "end", req.Layers.End,
+		"bytes", m.loader.Bytes())
 	return &sdk.LoadReport{WeightBytes: m.loader.Bytes(), Tensors: m.loader.Tensors(), Boundary: o.boundary(), VocabSize: o.shape.Vocab}, nil
 }
 

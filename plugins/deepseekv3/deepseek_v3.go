@@ -9,15 +9,10 @@ import (
 // deepSeekV3 is DeepSeek-V3 and R1 (DeepSeek-AI 2024; reference: mlx_lm/models/deepseek_v3.py).
 type deepSeekV3 struct{}
 
-func (deepSeekV3) Info() sdk.Family {
-	return sdk.Family{Name: "deepseek_v3", ModelTypes: []string{"deepseek_v3"}, Pipeline: true, Quantizations: quantizations()}
-}
+func (deepSeekV3) Info() sdk.Family { return stage.Info("deepseek_v3", "deepseek_v3") }
 
 func (deepSeekV3) Model(c *config.Object) stage.Model {
 	a := readLatentDecoder(c)
 	a.LatentNormEps = deepSeekNormEps
 	return a
 }
-
-// deepSeekNormEps is fixed in DeepSeek's own code for the norms over the latents, whatever rms_norm_eps is.
-const deepSeekNormEps = 1e-6

@@ -10,9 +10,7 @@ import (
 // rms_norm_eps for the norms over the latents too and a floor under the router's sum.
 type glm4MoELite struct{}
 
-func (glm4MoELite) Info() sdk.Family {
-	return sdk.Family{Name: "glm4_moe_lite", ModelTypes: []string{"glm4_moe_lite"}, Pipeline: true, Quantizations: quantizations()}
-}
+func (glm4MoELite) Info() sdk.Family { return stage.Info("glm4_moe_lite", "glm4_moe_lite") }
 
 func (glm4MoELite) Model(c *config.Object) stage.Model {
 	a := readLatentDecoder(c)

@@ -14,9 +14,7 @@ type glmMoEDSA struct{}
 // deepSeekV32 is the model type whose indexer rotates halves; glm_moe_dsa's rotates neighbours.
 const deepSeekV32 = "deepseek_v32"
 
-func (glmMoEDSA) Info() sdk.Family {
-	return sdk.Family{Name: "glm_moe_dsa", ModelTypes: []string{"glm_moe_dsa", deepSeekV32}, Pipeline: true, Quantizations: quantizations()}
-}
+func (glmMoEDSA) Info() sdk.Family { return stage.Info("glm_moe_dsa", "glm_moe_dsa", deepSeekV32) }
 
 func (glmMoEDSA) Model(c *config.Object) stage.Model {
 	a := readLatentDecoder(c)

@@ -19,7 +19,9 @@ import (
 type kimiK3 struct{}
 
 func (kimiK3) Info() sdk.Family {
-	return sdk.Family{Name: "kimi_k3", ModelTypes: []string{"kimi_k3"}, Pipeline: false, Quantizations: quantizations()}
+	f := stage.Info("kimi_k3", "kimi_k3")
+	f.Pipeline = false
+	return f
 }
 
 const kimiPrefix = "language_model."
@@ -39,7 +41,7 @@ type kimiConfig struct {
 	QKRopeHeadDim      int // not rotated
 	VHeadDim           int
 	MLAUseOutputGate   bool
-	KDALayers          []int // counted from 1; the others have latent attention
+	KDALayers          []int64 // counted from 1; the others have latent attention
 	KDA                nn.KimiDeltaConfig
 	AttnResBlockSize   int // layers whose sum is a residual block; 0: plain residual connections
 	SituBeta           float64
@@ -67,23 +69,21 @@ func (kimiK3) Model(c *config.Object) stage.Model {
 		VocabSize:          c.Size("vocab_size"),
 		RMSNormEps:         c.PositiveOr("rms_norm_eps", 1e-5),
 		TieWordEmbeddings:  c.BoolOr("tie_word_embeddings", false),
-		QLoraRank:          readCount(c, "q_lora_rank"),
+		QLoraRank:          c.CountOr("q_lora_rank", 0),
 		KVLoraRank:         c.Size("kv_lora_rank"),
 		QKNopeHeadDim:      c.Size("qk_nope_head_dim"),
 		QKRopeHeadDim:      c.Size("qk_rope_head_dim"),
 		VHeadDim:           c.Size("v_head_dim"),
 		MLAUseOutputGate:   c.BoolOr("mla_use_output_gate", false),
-		AttnResBlockSize:   readCount(c, "attn_res_block_size"),
+		AttnResBlockSize:   c.CountOr("attn_res_block_size", 0),
 		SituBeta:           c.PositiveOr("activation_situ_beta", 1),
 		SituLinearBeta:     c.FloatOr("activation_situ_linear_beta", 0),
 		IntermediateSize:   c.Size("intermediate_size"),
-		FirstKDenseReplace: readCount(c, "first_k_dense_replace"),
+		FirstKDenseReplace: c.CountOr("first_k_dense_replace", 0),
 		MoELayerFreq:       c.SizeOr("moe_layer_freq", 1),
-		NumExperts:         readCount(c, "num_experts"),
+		NumExperts:         c.CountOr("num_experts", 0),
 	}
-	if c.Has("max_position_embeddings") {
-		a.MaxPositionEmbeddings = c.Size("max_position_embeddings")
-	}
+	a.MaxPositionEmbeddings = c.SizeOr("max_position_embeddings", 0)
 	a.readDelta(c)
 	if a.NumExperts > 0 {
 		a.readExperts(c)
@@ -108,31 +108,24 @@ func (a *kimiConfig) readDelta(c *config.Object) {
 	if a.KDA.LowerBound > 0 {
 		l.Fail("gate_lower_bound", "is %v, want it negative", a.KDA.LowerBound)
 	}
-	numbers, ok := l.Value("kda_layers").([]any)
-	if !ok {
-		l.Fail("kda_layers", "is no list of layer numbers")
+	if !l.Has("kda_layers") {
+		l.Fail("kda_layers", "is missing")
 	}
-	for _, v := range numbers {
-		n, whole := config.Integer(v)
-		if !whole {
-			l.Fail("kda_layers", "has %v, want whole numbers", v)
-			return
-		}
-		a.KDALayers = append(a.KDALayers, int(n))
-	}
+	a.KDALayers = l.Integers("kda_layers")
 }
 
 func (a *kimiConfig) readExperts(c *config.Object) {
-	a.NumSharedExperts = readCount(c, "num_shared_experts")
+	a.NumSharedExperts = c.CountOr("num_shared_experts", 0)
 	a.MoEIntermediateSize = c.Size("moe_intermediate_size")
-	a.RoutedExpertHiddenSize = readCount(c, "routed_expert_hidden_size")
+	a.RoutedExpertHiddenSize = c.CountOr("routed_expert_hidden_size", 0)
 	a.LatentMoEUseNorm = c.BoolOr("latent_moe_use_norm", false)
 	a.Route = mlx.RouteSpec{
 		Scores: mlx.RouteSigmoid, TopK: c.SizeOr("num_experts_per_token", 16), Normalize: c.BoolOr("moe_renormalize", true), Epsilon: 1e-20,
 		Scale: float32(c.PositiveOr("routed_scaling_factor", 1)), Groups: c.SizeOr("num_expert_group", 1), TopGroups: c.SizeOr("topk_group", 1),
 	}
 	c.OneOf("moe_router_activation_func", "sigmoid", "sigmoid")
-	checkRoute(c, &a.Route, a.NumExperts, "num_experts_per_token", "num_expert_group")
+	nn.CheckTopK(c, "num_experts_per_token", a.Route.TopK, a.NumExperts)
+	nn.CheckGroups(c, "num_expert_group", &a.Route, a.NumExperts)
 }
 
 func (a *kimiConfig) Shape() stage.Shape {
@@ -184,17 +177,11 @@ func (h *kimiHead) Forward(p *nn.Pass, x mlx.Array) mlx.Array {
 	return h.Head.Forward(p, x)
 }
 
-// kimiAttention is either kind of attention.
-type kimiAttention interface {
-	nn.FeedForward
-	Kind() string
-}
-
 // kimiBlock maps the finished residual blocks and the sum since the last of them, beside each other in each row, to the
 // same after the layer: [rows, (blocks+1)*width], one block more where the layer begins one.
 type kimiBlock struct {
 	inputNorm       *nn.RMSNorm
-	attention       kimiAttention
+	attention       nn.Mixer
 	feedForwardNorm *nn.RMSNorm
 	feedForward     nn.FeedForward
 
@@ -220,8 +207,8 @@ func (a *kimiConfig) Layer(b *nn.Builder, i int) nn.Layer {
 	return l
 }
 
-func (a *kimiConfig) attention(b *nn.Builder, path string, i int) kimiAttention {
-	if slices.Contains(a.KDALayers, i+1) {
+func (a *kimiConfig) attention(b *nn.Builder, path string, i int) nn.Mixer {
+	if slices.Contains(a.KDALayers, int64(i)+1) {
 		return nn.NewKimiDelta(b, path, a.KDA)
 	}
 	return nn.NewLatentAttention(b, path, nn.LatentAttentionConfig{
@@ -232,12 +219,7 @@ func (a *kimiConfig) attention(b *nn.Builder, path string, i int) kimiAttention 
 }
 
 // Kind is the attention's, with "moe" where experts follow.
-func (l *kimiBlock) Kind() string {
-	if _, dense := l.feedForward.(*situMLP); dense {
-		return l.attention.Kind()
-	}
-	return l.attention.Kind() + "-moe"
-}
+func (l *kimiBlock) Kind() string { return nn.BlockKind(l.attention, l.feedForward) }
 
 func (l *kimiBlock) Forward(p *nn.Pass, x mlx.Array) mlx.Array {
 	if l.attentionMix == nil {
@@ -304,25 +286,6 @@ func (a *kimiConfig) situ(p *nn.Pass, gate, up mlx.Array) mlx.Array {
 	return p.Reshape(p.AsType(p.Mul(y, up), dtype), shape...)
 }
 
-// situMLP is the gated feed-forward layer with that activation.
-type situMLP struct {
-	gate, up, down *nn.Linear
-	activation     nn.Activation
-}
-
-func (a *kimiConfig) mlp(b *nn.Builder, path string, hidden int) *situMLP {
-	return &situMLP{
-		gate:       nn.NewLinear(b, path+".gate_proj", a.HiddenSize, hidden, false),
-		up:         nn.NewLinear(b, path+".up_proj", a.HiddenSize, hidden, false),
-		down:       nn.NewLinear(b, path+".down_proj", hidden, a.HiddenSize, false),
-		activation: a.situ,
-	}
-}
-
-func (m *situMLP) Forward(p *nn.Pass, x mlx.Array) mlx.Array {
-	return m.down.Forward(p, m.activation(p, m.gate.Forward(p, x), m.up.Forward(p, x)))
-}
-
 // kimiMoE routes by the residual stream, and computes the routed experts in a narrower one.
 type kimiMoE struct {
 	router   *nn.Router
@@ -334,7 +297,7 @@ type kimiMoE struct {
 
 func (a *kimiConfig) feedForward(b *nn.Builder, path string, i int) nn.FeedForward {
 	if a.NumExperts == 0 || i < a.FirstKDenseReplace || i%a.MoELayerFreq != 0 {
-		return a.mlp(b, path, a.IntermediateSize)
+		return nn.NewGatedMLP(b, path, a.HiddenSize, a.IntermediateSize, false, a.situ)
 	}
 	route := a.Route
 	route.Bias = b.StoredFloat32(path+".e_score_correction_bias", a.NumExperts)
@@ -350,7 +313,7 @@ func (a *kimiConfig) feedForward(b *nn.Builder, path string, i int) nn.FeedForwa
 	}
 	m.experts = nn.NewSwitchGLU(b, path+".switch_mlp", a.NumExperts, width, a.MoEIntermediateSize, false, a.situ)
 	if a.NumSharedExperts > 0 {
-		m.shared = a.mlp(b, path+".shared_experts", a.MoEIntermediateSize*a.NumSharedExperts)
+		m.shared = nn.NewGatedMLP(b, path+".shared_experts", a.HiddenSize, a.MoEIntermediateSize*a.NumSharedExperts, false, a.situ)
 	}
 	return m
 }

@@ -11,16 +11,14 @@ import (
 	"github.com/mlxcel/mlxcel/sdk/config"
 )
 
-// quantizations are those that the families of this executor run. Originals in fp8 are widened to bfloat16.
-func quantizations() []string {
-	return []string{"none", "affine-2", "affine-3", "affine-4", "affine-5", "affine-6", "affine-8", "mxfp4", "mxfp8", "nvfp4", "fp8"}
-}
-
 const (
 	embedPath   = "model.embed_tokens"
 	headPath    = "lm_head"
 	layerPrefix = "model.layers."
 )
+
+// deepSeekNormEps is fixed in DeepSeek's own code for the norms over the latents, whatever rms_norm_eps is.
+const deepSeekNormEps = 1e-6
 
 // latentDecoder is config.json of DeepSeek-V3 and its kin: multi-head latent attention, dense layers first, then experts
 // with shared ones beside them.
@@ -60,23 +58,21 @@ func readLatentDecoder(c *config.Object) *latentDecoder {
 		RMSNormEps:         c.Positive("rms_norm_eps"),
 		AttentionBias:      c.BoolOr("attention_bias", false),
 		Rope:               nn.ReadRoPE(c),
-		QLoraRank:          readCount(c, "q_lora_rank"),
+		QLoraRank:          c.CountOr("q_lora_rank", 0),
 		KVLoraRank:         c.Size("kv_lora_rank"),
 		QKNopeHeadDim:      c.Size("qk_nope_head_dim"),
 		QKRopeHeadDim:      c.Size("qk_rope_head_dim"),
 		VHeadDim:           c.Size("v_head_dim"),
 		IntermediateSize:   c.Size("intermediate_size"),
-		FirstKDenseReplace: readCount(c, "first_k_dense_replace"),
+		FirstKDenseReplace: c.CountOr("first_k_dense_replace", 0),
 		MoELayerFreq:       c.SizeOr("moe_layer_freq", 1),
-		NRoutedExperts:     readCount(c, "n_routed_experts"),
-		NSharedExperts:     readCount(c, "n_shared_experts"),
+		NRoutedExperts:     c.CountOr("n_routed_experts", 0),
+		NSharedExperts:     c.CountOr("n_shared_experts", 0),
 	}
-	if c.Has("max_position_embeddings") {
-		a.MaxPositionEmbeddings = c.Size("max_position_embeddings")
-	}
+	a.MaxPositionEmbeddings = c.SizeOr("max_position_embeddings", 0)
 	if a.NRoutedExperts > 0 {
 		a.MoEIntermediateSize = c.Size("moe_intermediate_size")
-		a.Route = readRoute(c, a.NRoutedExperts)
+		a.Route = nn.ReadCorrectedRoute(c, a.NRoutedExperts)
 	}
 	a.Rope.Traditional = true
 	a.check(c)
@@ -92,41 +88,7 @@ func (a *latentDecoder) check(c *config.Object) {
 	if !c.BoolOr("rope_interleave", true) {
 		c.Unsupported("rope_interleave", "false is not built; built is true")
 	}
-	if a.QKRopeHeadDim%2 != 0 {
-		c.Fail("qk_rope_head_dim", "is %d, want an even number", a.QKRopeHeadDim)
-	}
-}
-
-// readCount reads a number that may be 0 or absent, which counts as 0.
-func readCount(c *config.Object, key string) int {
-	if c.FloatOr(key, 0) == 0 {
-		return 0
-	}
-	return c.Size(key)
-}
-
-// readRoute reads the keys of the group-limited router without auxiliary loss.
-func readRoute(c *config.Object, experts int) mlx.RouteSpec {
-	r := mlx.RouteSpec{
-		TopK: c.Size("num_experts_per_tok"), Normalize: c.BoolOr("norm_topk_prob", true), Scale: float32(c.PositiveOr("routed_scaling_factor", 1)),
-		Groups: c.SizeOr("n_group", 1), TopGroups: c.SizeOr("topk_group", 1),
-	}
-	c.OneOf("scoring_func", "sigmoid", "sigmoid")
-	c.OneOf("topk_method", "noaux_tc", "noaux_tc")
-	checkRoute(c, &r, experts, "num_experts_per_tok", "n_group")
-	return r
-}
-
-func checkRoute(c *config.Object, r *mlx.RouteSpec, experts int, topKKey, groupKey string) {
-	if r.TopK > experts {
-		c.Fail(topKKey, "is %d of %d experts", r.TopK, experts)
-	}
-	if experts%r.Groups != 0 || (r.Groups > 1 && experts/r.Groups < 2) {
-		c.Fail(groupKey, "is %d, which does not cut %d experts into equal groups of two or more", r.Groups, experts)
-	}
-	if r.TopGroups > r.Groups {
-		c.Fail("topk_group", "is %d of %d groups", r.TopGroups, r.Groups)
-	}
+	c.Even("qk_rope_head_dim", a.QKRopeHeadDim)
 }
 
 func (a *latentDecoder) Shape() stage.Shape {
@@ -156,11 +118,11 @@ func (a *latentDecoder) norm(b *nn.Builder, path string) *nn.RMSNorm {
 
 func (a *latentDecoder) Layer(b *nn.Builder, i int) nn.Layer {
 	path := fmt.Sprint(layerPrefix, i)
-	return &latentBlock{
-		inputNorm:       a.norm(b, path+".input_layernorm"),
-		attention:       nn.NewLatentAttention(b, path+".self_attn", a.attention()),
-		feedForwardNorm: a.norm(b, path+".post_attention_layernorm"),
-		feedForward:     a.feedForward(b, path+".mlp", i),
+	return &nn.Block{
+		InputNorm:       a.norm(b, path+".input_layernorm"),
+		Mixer:           nn.NewLatentAttention(b, path+".self_attn", a.attention()),
+		FeedForwardNorm: a.norm(b, path+".post_attention_layernorm"),
+		FeedForward:     a.feedForward(b, path+".mlp", i),
 	}
 }
 
@@ -185,25 +147,4 @@ func (a *latentDecoder) feedForward(b *nn.Builder, path string, i int) nn.FeedFo
 		m.Shared = nn.NewMLP(b, path+".shared_experts", a.HiddenSize, a.MoEIntermediateSize*a.NSharedExperts, false)
 	}
 	return m
-}
-
-// latentBlock is a pre-norm transformer block.
-type latentBlock struct {
-	inputNorm       *nn.RMSNorm
-	attention       *nn.LatentAttention
-	feedForwardNorm *nn.RMSNorm
-	feedForward     nn.FeedForward
-}
-
-// Kind is the attention's, with "moe" where experts follow.
-func (l *latentBlock) Kind() string {
-	if _, dense := l.feedForward.(*nn.MLP); dense {
-		return l.attention.Kind()
-	}
-	return l.attention.Kind() + "-moe"
-}
-
-func (l *latentBlock) Forward(p *nn.Pass, x mlx.Array) mlx.Array {
-	h, normed := l.feedForwardNorm.AddForward(p, x, l.attention.Forward(p, l.inputNorm.Forward(p, x)))
-	return p.Add(h, l.feedForward.Forward(p, normed))
 }

@@ -1,13 +1,7 @@
 // Command deepseekv3 is the executor of the deepseekv3 group of families.
 package main
 
-import (
-	"fmt"
-	"os"
-
-	"github.com/mlxcel/mlxcel/mlxshared/stage"
-	"github.com/mlxcel/mlxcel/sdk"
-)
+import "github.com/mlxcel/mlxcel/mlxshared/stage"
 
 // version is set when a release is linked.
 var version = "dev"
@@ -17,11 +11,4 @@ func families() []stage.Family {
 	return []stage.Family{deepSeekV3{}, glm4MoELite{}, glmMoEDSA{}, kimiK3{}}
 }
 
-func main() {
-	executor := stage.New(stage.Options{Name: "deepseekv3", Version: version, Families: families()})
-	sdk.Serve(sdk.ServeOptions{Executor: executor})
-	if err := executor.Close(); err != nil {
-		fmt.Fprintln(os.Stderr, err)
-		os.Exit(1)
-	}
-}
+func main() { stage.Main("deepseekv3", version, families()...) }

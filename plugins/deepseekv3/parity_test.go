@@ -4,6 +4,7 @@ import (
 	"testing"
 
 	"github.com/mlxcel/mlxcel/mlxshared/stage/stagetest"
+	"github.com/mlxcel/mlxcel/sdk"
 )
 
 const parityRoot = "../../testdata/parity"
@@ -25,3 +26,9 @@ func parity() stagetest.Parity {
 }
 
 func TestParity(t *testing.T) { parity().Run(t) }
+
+func TestConformance(t *testing.T) {
+	parity().Conformance(t, 1, map[string]string{"deepseek_v3-base-q4": "deepseek_v3", "glm_moe_dsa-v32-q4": "glm_moe_dsa"}, sdk.DtypeAuto)
+}
+
+func TestMissingTensors(t *testing.T) { parity().MissingTensors(t, ".61.") }

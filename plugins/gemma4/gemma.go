@@ -4,22 +4,10 @@ import (
 	"fmt"
 	"slices"
 
-	"github.com/mlxcel/mlxcel/mlxshared/mlx"
 	"github.com/mlxcel/mlxcel/mlxshared/nn"
 	"github.com/mlxcel/mlxcel/mlxshared/stage"
 	"github.com/mlxcel/mlxcel/mlxshared/weights"
 	"github.com/mlxcel/mlxcel/sdk/config"
-)
-
-// quantizations are those that the families of this executor run.
-func quantizations() []string {
-	return []string{"none", "affine-2", "affine-3", "affine-4", "affine-5", "affine-6", "affine-8", "mxfp4", "mxfp8", "nvfp4"}
-}
-
-// The values of layer_types, which are also the keys of rope_parameters.
-const (
-	fullAttention    = "full_attention"
-	slidingAttention = "sliding_attention"
 )
 
 // Parts of the names of what a text model leaves aside: the towers for images and sound, and their ways into the stream.
@@ -67,8 +55,8 @@ func (t *text) read(c *config.Object, wrapped bool) *config.Object {
 	t.SlidingWindow = c.SizeOr("sliding_window", t.SlidingWindow)
 	t.TieWordEmbeddings = c.BoolOr("tie_word_embeddings", true)
 	c.OneOf("hidden_activation", "gelu_pytorch_tanh", "gelu_pytorch_tanh")
-	checkHeads(c, "num_key_value_heads", t.NumAttentionHeads, t.NumKeyValueHeads)
-	checkEven(c, "head_dim", t.HeadDim)
+	c.Divides("num_key_value_heads", t.NumKeyValueHeads, "num_attention_heads", t.NumAttentionHeads)
+	c.Even("head_dim", t.HeadDim)
 	if c.Has("attn_logit_softcapping") {
 		c.Unsupported("attn_logit_softcapping", "%v is not built for this family; built is null", c.Value("attn_logit_softcapping"))
 	}
@@ -77,30 +65,6 @@ func (t *text) read(c *config.Object, wrapped bool) *config.Object {
 		c.Unsupported("use_bidirectional_attention", "%v is not built; built are false and \"vision\"", v)
 	}
 	return c
-}
-
-func checkHeads(c *config.Object, key string, heads, kv int) {
-	if heads%kv != 0 {
-		c.Fail(key, "is %d, which does not divide num_attention_heads %d", kv, heads)
-	}
-}
-
-func checkEven(c *config.Object, key string, n int) {
-	if n%2 != 0 {
-		c.Fail(key, "is %d, want an even number", n)
-	}
-}
-
-// count reads a number of something that may be 0.
-func count(c *config.Object, key string, def int) int {
-	n, whole := config.Integer(c.Value(key))
-	switch {
-	case !c.Has(key):
-		return def
-	case whole && n == 0:
-		return 0
-	}
-	return c.SizeOr(key, def)
 }
 
 // null reports whether a key is there with the value null, which for keys with a default says none.
@@ -152,20 +116,3 @@ func (t *text) shape() stage.Shape {
 		},
 	}
 }
-
-// mlp is the gated feed-forward layer with GELU, GeGLU (Shazeer 2020): down(gelu(gate(x)) · up(x)).
-type mlp struct{ gate, up, down *nn.Linear }
-
-func newMLP(b *nn.Builder, path string, width, hidden int) *mlp {
-	return &mlp{
-		gate: nn.NewLinear(b, path+".gate_proj", width, hidden, false),
-		up:   nn.NewLinear(b, path+".up_proj", width, hidden, false),
-		down: nn.NewLinear(b, path+".down_proj", hidden, width, false),
-	}
-}
-
-func (m *mlp) Forward(p *nn.Pass, x mlx.Array) mlx.Array {
-	return m.down.Forward(p, geGLU(p, m.gate.Forward(p, x), m.up.Forward(p, x)))
-}
-
-func geGLU(p *nn.Pass, gate, up mlx.Array) mlx.Array { return p.GeluMul(gate, up) }

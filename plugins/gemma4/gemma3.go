@@ -15,9 +15,7 @@ import (
 // a window, with a rotation of their own.
 type gemma3 struct{}
 
-func (gemma3) Info() sdk.Family {
-	return sdk.Family{Name: "gemma3", ModelTypes: []string{"gemma3", "gemma3_text"}, Pipeline: true, Quantizations: quantizations()}
-}
+func (gemma3) Info() sdk.Family { return stage.Info("gemma3", "gemma3", "gemma3_text") }
 
 type gemma3Config struct {
 	text
@@ -53,9 +51,9 @@ func (gemma3) Model(c *config.Object) stage.Model {
 // readRopes reads rope_theta, rope_scaling and rope_local_base_freq, or newer transformers' rope_parameters by kind of layer.
 func (a *gemma3Config) readRopes(c *config.Object) {
 	const base, localBase = 1e6, 1e4
-	if kinds := c.Object("rope_parameters"); kinds != nil && (kinds.Has(fullAttention) || kinds.Has(slidingAttention)) {
-		a.global = readRope(kinds.Object(fullAttention), base, a.HeadDim)
-		a.local = readRope(kinds.Object(slidingAttention), localBase, a.HeadDim)
+	if kinds := c.Object("rope_parameters"); kinds != nil && (kinds.Has(nn.FullAttention) || kinds.Has(nn.SlidingAttention)) {
+		a.global = readRope(kinds.Object(nn.FullAttention), base, a.HeadDim)
+		a.local = readRope(kinds.Object(nn.SlidingAttention), localBase, a.HeadDim)
 		return
 	}
 	a.global = nn.ReadRoPE(c)
@@ -100,7 +98,7 @@ type gemma3Layer struct {
 	inputNorm, attentionNorm    *nn.RMSNorm // before and after attention
 	attention                   *nn.Attention
 	feedForwardNorm, outputNorm *nn.RMSNorm // before and after feedForward
-	feedForward                 *mlp
+	feedForward                 *nn.MLP
 }
 
 func (a *gemma3Config) Layer(b *nn.Builder, i int) nn.Layer {
@@ -117,7 +115,7 @@ func (a *gemma3Config) Layer(b *nn.Builder, i int) nn.Layer {
 		attention:       nn.NewAttention(b, path+".self_attn", attention),
 		attentionNorm:   a.norm(b, path+".post_attention_layernorm"),
 		feedForwardNorm: a.norm(b, path+".pre_feedforward_layernorm"),
-		feedForward:     newMLP(b, path+".mlp", a.HiddenSize, a.IntermediateSize),
+		feedForward:     nn.NewGatedMLP(b, path+".mlp", a.HiddenSize, a.IntermediateSize, false, nn.GeGLU),
 		outputNorm:      a.norm(b, path+".post_feedforward_layernorm"),
 	}
 }

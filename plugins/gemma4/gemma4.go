@@ -18,9 +18,7 @@ import (
 // the last layers read the keys and values of earlier ones; large ones add experts.
 type gemma4 struct{ name string }
 
-func (f gemma4) Info() sdk.Family {
-	return sdk.Family{Name: f.name, ModelTypes: []string{"gemma4", "gemma4_text"}, Pipeline: true, Quantizations: quantizations()}
-}
+func (f gemma4) Info() sdk.Family { return stage.Info(f.name, "gemma4", "gemma4_text") }
 
 type gemma4Config struct {
 	text
@@ -49,7 +47,7 @@ func (gemma4) Model(c *config.Object) stage.Model {
 	}
 	a.readAttention(c)
 	a.readSharing(c)
-	a.HiddenSizePerLayerInput = count(c, "hidden_size_per_layer_input", 256)
+	a.HiddenSizePerLayerInput = c.CountOr("hidden_size_per_layer_input", 256)
 	if null(c, "hidden_size_per_layer_input") {
 		a.HiddenSizePerLayerInput = 0
 	}
@@ -62,32 +60,30 @@ func (gemma4) Model(c *config.Object) stage.Model {
 	if c.BoolOr("enable_moe_block", false) {
 		a.NumExperts, a.TopKExperts = c.Size("num_experts"), c.Size("top_k_experts")
 		a.MoEIntermediateSize = c.Size("moe_intermediate_size")
-		if a.TopKExperts > a.NumExperts {
-			c.Fail("top_k_experts", "is %d of %d experts", a.TopKExperts, a.NumExperts)
-		}
+		nn.CheckTopK(c, "top_k_experts", a.TopKExperts, a.NumExperts)
 	}
 	return a
 }
 
 func (a *gemma4Config) readAttention(c *config.Object) {
-	a.GlobalHeadDim = count(c, "global_head_dim", 512)
+	a.GlobalHeadDim = c.CountOr("global_head_dim", 512)
 	if null(c, "global_head_dim") || a.GlobalHeadDim == 0 {
 		a.GlobalHeadDim = a.HeadDim
 	}
-	checkEven(c, "global_head_dim", a.GlobalHeadDim)
+	c.Even("global_head_dim", a.GlobalHeadDim)
 	a.AttentionKEqV = c.BoolOr("attention_k_eq_v", false)
 	a.GlobalKeyValueHeads = a.NumKeyValueHeads
 	if a.AttentionKEqV {
 		a.GlobalKeyValueHeads = c.SizeOr("num_global_key_value_heads", a.NumKeyValueHeads)
-		checkHeads(c, "num_global_key_value_heads", a.NumAttentionHeads, a.GlobalKeyValueHeads)
+		c.Divides("num_global_key_value_heads", a.GlobalKeyValueHeads, "num_attention_heads", a.NumAttentionHeads)
 	}
 	a.ropes = map[string]nn.RoPEConfig{
-		slidingAttention: {Base: 1e4, Type: "default"},
-		fullAttention:    {Base: 1e6, Type: "proportional", Factor: 1, RotatedPairs: a.GlobalHeadDim / 8},
+		nn.SlidingAttention: {Base: 1e4, Type: "default"},
+		nn.FullAttention:    {Base: 1e6, Type: "proportional", Factor: 1, RotatedPairs: a.GlobalHeadDim / 8},
 	}
 	if kinds := c.Object("rope_parameters"); kinds != nil {
-		a.ropes[slidingAttention] = readRope(kinds.Object(slidingAttention), 1e4, a.HeadDim)
-		a.ropes[fullAttention] = readRope(kinds.Object(fullAttention), 1e4, a.GlobalHeadDim)
+		a.ropes[nn.SlidingAttention] = readRope(kinds.Object(nn.SlidingAttention), 1e4, a.HeadDim)
+		a.ropes[nn.FullAttention] = readRope(kinds.Object(nn.FullAttention), 1e4, a.GlobalHeadDim)
 	}
 	if c.BoolOr("rope_traditional", false) {
 		c.Unsupported("rope_traditional", "true is not built for gemma4; built is false")
@@ -97,30 +93,22 @@ func (a *gemma4Config) readAttention(c *config.Object) {
 
 func (a *gemma4Config) readLayerTypes(c *config.Object) {
 	pattern := c.SizeOr("sliding_window_pattern", 5)
-	a.LayerTypes = c.Strings("layer_types")
-	if a.LayerTypes == nil {
-		for i := range min(a.NumHiddenLayers, stage.MaxLayers) {
-			kind := slidingAttention
-			if (i+1)%pattern == 0 {
-				kind = fullAttention
-			}
-			a.LayerTypes = append(a.LayerTypes, kind)
-		}
+	a.LayerTypes = nn.ReadLayerTypes(c, a.NumHiddenLayers)
+	if a.LayerTypes != nil {
 		return
 	}
-	if len(a.LayerTypes) != a.NumHiddenLayers {
-		c.Fail("layer_types", "has %d entries for %d layers", len(a.LayerTypes), a.NumHiddenLayers)
-	}
-	for i, kind := range a.LayerTypes {
-		if kind != fullAttention && kind != slidingAttention {
-			c.Unsupported(fmt.Sprintf("layer_types[%d]", i), "%q is not built; built are %s, %s", kind, fullAttention, slidingAttention)
+	for i := range min(a.NumHiddenLayers, stage.MaxLayers) {
+		kind := nn.SlidingAttention
+		if (i+1)%pattern == 0 {
+			kind = nn.FullAttention
 		}
+		a.LayerTypes = append(a.LayerTypes, kind)
 	}
 }
 
 func (a *gemma4Config) readSharing(c *config.Object) {
 	a.UseDoubleWideMLP = c.BoolOr("use_double_wide_mlp", true)
-	a.NumKVSharedLayers = count(c, "num_kv_shared_layers", 20)
+	a.NumKVSharedLayers = c.CountOr("num_kv_shared_layers", 20)
 	if c.Err() != nil {
 		return
 	}
@@ -252,7 +240,7 @@ type gemma4Layer struct {
 	inputNorm, attentionNorm    *nn.RMSNorm // before and after attention
 	attention                   *gemma4Attention
 	feedForwardNorm, outputNorm *nn.RMSNorm // before and after the feed-forward part
-	feedForward                 *mlp
+	feedForward                 *nn.MLP
 	experts                     *gemma4Experts // nil for none
 	input                       *gemma4Input   // nil for none
 	scalar                      mlx.Array      // [1]
@@ -268,7 +256,7 @@ func (a *gemma4Config) Layer(b *nn.Builder, i int) nn.Layer {
 		attention:       a.attention(b, i),
 		attentionNorm:   a.norm(b, path+".post_attention_layernorm"),
 		feedForwardNorm: a.norm(b, path+".pre_feedforward_layernorm"),
-		feedForward:     newMLP(b, path+".mlp", a.HiddenSize, hidden),
+		feedForward:     nn.NewGatedMLP(b, path+".mlp", a.HiddenSize, hidden, false, nn.GeGLU),
 		outputNorm:      a.norm(b, path+".post_feedforward_layernorm"),
 		scalar:          b.Vector(path+".layer_scalar", 1),
 	}
@@ -319,7 +307,7 @@ type gemma4Attention struct {
 func (a *gemma4Config) attention(b *nn.Builder, i int) *gemma4Attention {
 	path, kind := a.layerPath(i)+".self_attn", a.LayerTypes[i]
 	s := mlx.AttentionSpec{Heads: a.NumAttentionHeads, KVHeads: a.NumKeyValueHeads, HeadDim: a.HeadDim, Scale: 1, Window: a.SlidingWindow}
-	if kind == fullAttention {
+	if kind == nn.FullAttention {
 		s.KVHeads, s.HeadDim, s.Window = a.GlobalKeyValueHeads, a.GlobalHeadDim, 0
 	}
 	s.ValueDim = s.HeadDim
@@ -338,7 +326,7 @@ func (a *gemma4Config) attention(b *nn.Builder, i int) *gemma4Attention {
 	}
 	l.k = nn.NewLinear(b, path+".k_proj", a.HiddenSize, s.KVHeads*s.HeadDim, false)
 	l.kNorm = nn.NewRMSNorm(b, path+".k_norm", s.HeadDim, a.RMSNormEps)
-	if !a.AttentionKEqV || kind == slidingAttention {
+	if !a.AttentionKEqV || kind == nn.SlidingAttention {
 		l.v = nn.NewLinear(b, path+".v_proj", a.HiddenSize, s.KVHeads*s.HeadDim, false)
 	}
 	l.slot = b.AddState(nn.KVSpec{KVHeads: s.KVHeads, KeyDim: s.HeadDim, ValueDim: s.HeadDim, Sliding: s.Window, Dtype: b.Dtype})
@@ -394,7 +382,7 @@ func (a *gemma4Config) experts(b *nn.Builder, path string) *gemma4Experts {
 		// Of equal logits mlx-lm's partition takes the expert with the higher number.
 		router:      nn.NewRouter(b, path+".router.proj", a.NumExperts, a.HiddenSize, false, mlx.RouteSpec{TopK: a.TopKExperts, HighTies: true}),
 		expertScale: b.Float32Tensor(path+".router.per_expert_scale", a.NumExperts),
-		experts:     nn.NewSwitchGLU(b, path+".experts.switch_glu", a.NumExperts, a.HiddenSize, a.MoEIntermediateSize, false, geGLU),
+		experts:     nn.NewSwitchGLU(b, path+".experts.switch_glu", a.NumExperts, a.HiddenSize, a.MoEIntermediateSize, false, nn.GeGLU),
 	}
 	scale := b.Vector(path+".router.scale", a.HiddenSize)
 	e.routerNorm = b.Derive(func(s *mlx.Scope) mlx.Array {

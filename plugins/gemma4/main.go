@@ -1,13 +1,7 @@
 // Command gemma4 is the executor of the gemma4 group of families.
 package main
 
-import (
-	"fmt"
-	"os"
-
-	"github.com/mlxcel/mlxcel/mlxshared/stage"
-	"github.com/mlxcel/mlxcel/sdk"
-)
+import "github.com/mlxcel/mlxcel/mlxshared/stage"
 
 // version is set when a release is linked.
 var version = "dev"
@@ -17,11 +11,4 @@ func families() []stage.Family {
 	return []stage.Family{gemma3{}, gemma4{"gemma4"}, gemma4{"gemma4_vlm"}}
 }
 
-func main() {
-	executor := stage.New(stage.Options{Name: "gemma4", Version: version, Families: families()})
-	sdk.Serve(sdk.ServeOptions{Executor: executor})
-	if err := executor.Close(); err != nil {
-		fmt.Fprintln(os.Stderr, err)
-		os.Exit(1)
-	}
-}
+func main() { stage.Main("gemma4", version, families()...) }

@@ -30,6 +30,14 @@ func parity() stagetest.Parity {
 
 func TestParity(t *testing.T) { parity().Run(t) }
 
+func TestConformance(t *testing.T) {
+	parity().Conformance(t, 2, map[string]string{"gemma3-text-q4": "gemma3", "gemma4-e2b-q4": "gemma4", "gemma4-moe-q4": "gemma4"}, sdk.DtypeAuto)
+}
+
+func TestMissingTensors(t *testing.T) {
+	parity().MissingTensors(t, "vision_tower", "audio_tower", "embed_vision", "embed_audio")
+}
+
 // The three bits more of float16 bring every logit close to the golden in float32.
 func TestFloat16NearFloat32(t *testing.T) {
 	const tolerance = 0.1 // standard deviations
@@ -38,3 +46,5 @@ func TestFloat16NearFloat32(t *testing.T) {
 		t.Logf("largest difference: %.4f standard deviations", worst)
 	})
 }
+
+func TestFloat8(t *testing.T) { parity().Float8(t, "gemma3-text-q4", "gemma4-e2b-q4") }

@@ -3,11 +3,9 @@ package main
 import (
 	"fmt"
 
-	"github.com/mlxcel/mlxcel/mlxshared/mlx"
 	"github.com/mlxcel/mlxcel/mlxshared/nn"
 	"github.com/mlxcel/mlxcel/mlxshared/stage"
 	"github.com/mlxcel/mlxcel/mlxshared/weights"
-	"github.com/mlxcel/mlxcel/sdk"
 	"github.com/mlxcel/mlxcel/sdk/config"
 )
 
@@ -40,12 +38,8 @@ func readHybrid(c *config.Object, epsKey string, tied bool) hybrid {
 	}
 	h.NumKeyValueHeads = c.SizeOr("num_key_value_heads", h.NumAttentionHeads)
 	h.HeadDim = c.SizeOr("head_dim", max(1, h.HiddenSize/h.NumAttentionHeads))
-	if c.Has("max_position_embeddings") {
-		h.MaxPositionEmbeddings = c.Size("max_position_embeddings")
-	}
-	if h.NumAttentionHeads%h.NumKeyValueHeads != 0 {
-		c.Fail("num_key_value_heads", "is %d, which does not divide num_attention_heads %d", h.NumKeyValueHeads, h.NumAttentionHeads)
-	}
+	h.MaxPositionEmbeddings = c.SizeOr("max_position_embeddings", 0)
+	c.Divides("num_key_value_heads", h.NumKeyValueHeads, "num_attention_heads", h.NumAttentionHeads)
 	checkWidth(c, "head_dim", h.NumAttentionHeads*h.HeadDim)
 	return h
 }
@@ -91,39 +85,9 @@ func (h *hybrid) attention() nn.AttentionConfig {
 	}
 }
 
-// quantizations are those that the families of this executor run.
-func quantizations() []string {
-	return []string{"none", "affine-2", "affine-3", "affine-4", "affine-5", "affine-6", "affine-8", "mxfp4", "mxfp8", "nvfp4", "fp8"}
-}
-
-func family(name string, modelTypes ...string) sdk.Family {
-	return sdk.Family{Name: name, ModelTypes: modelTypes, Pipeline: true, Quantizations: quantizations()}
-}
-
-// mixer is what mixes a sequence's positions in a block.
-type mixer interface {
-	Forward(p *nn.Pass, x mlx.Array) mlx.Array
-}
-
-// block is a mixer and a feed-forward layer, each behind a norm and within a residual connection.
-type block struct {
-	kind            string
-	inputNorm       *nn.RMSNorm
-	mixer           mixer
-	feedForwardNorm *nn.RMSNorm
-	feedForward     nn.FeedForward
-}
-
-func (l *block) Kind() string { return l.kind }
-
-func (l *block) Forward(p *nn.Pass, x mlx.Array) mlx.Array {
-	h, normed := l.feedForwardNorm.AddForward(p, x, l.mixer.Forward(p, l.inputNorm.Forward(p, x)))
-	return p.Add(h, l.feedForward.Forward(p, normed))
-}
-
-// checkTopK refuses a router that chooses more experts than there are.
-func checkTopK(c *config.Object, topK, experts int) {
-	if topK > experts {
-		c.Fail("num_experts_per_tok", "is %d of %d experts", topK, experts)
+// checkConv refuses a convolution that keeps no state.
+func checkConv(c *config.Object, key string, width int) {
+	if width < 2 {
+		c.Unsupported(key, "%d is not built; built is 2 and more", width)
 	}
 }

@@ -1,8 +1,6 @@
 package main
 
 import (
-	"fmt"
-
 	"github.com/mlxcel/mlxcel/mlxshared/mlx"
 	"github.com/mlxcel/mlxcel/mlxshared/nn"
 	"github.com/mlxcel/mlxcel/mlxshared/stage"
@@ -15,7 +13,7 @@ import (
 // layer without rotary positions, and experts on some.
 type jamba struct{}
 
-func (jamba) Info() sdk.Family { return family("jamba", "jamba") }
+func (jamba) Info() sdk.Family { return stage.Info("jamba", "jamba") }
 
 type jambaConfig struct {
 	hybrid
@@ -37,7 +35,7 @@ func (jamba) Model(c *config.Object) stage.Model {
 	a := &jambaConfig{
 		hybrid:            readHybrid(c, "rms_norm_eps", true),
 		IntermediateSize:  c.Size("intermediate_size"),
-		ExpertLayerOffset: count(c, "expert_layer_offset"),
+		ExpertLayerOffset: c.Count("expert_layer_offset"),
 		ExpertLayerPeriod: c.Size("expert_layer_period"),
 		NumExperts:        c.Size("num_experts"),
 		NumExpertsPerTok:  c.Size("num_experts_per_tok"),
@@ -64,45 +62,24 @@ func dtRank(c *config.Object, hidden int) int {
 	return c.Size(key)
 }
 
-// count reads a required number that may be 0.
-func count(c *config.Object, key string) int {
-	if n, ok := config.Integer(c.Value(key)); ok && n == 0 {
-		return 0
-	}
-	return c.Size(key)
-}
-
 func (a *jambaConfig) readBlocks(c *config.Object) {
-	if a.LayersBlockType = c.Strings("layers_block_type"); a.LayersBlockType == nil {
-		period, offset := c.Size("attn_layer_period"), count(c, "attn_layer_offset")
-		if c.Err() != nil || a.NumHiddenLayers > maxLayers {
-			return // the stage refuses that many
-		}
-		for i := range a.NumHiddenLayers {
-			kind := blockMamba
-			if i%period == offset {
-				kind = blockAttention
-			}
-			a.LayersBlockType = append(a.LayersBlockType, kind)
-		}
+	a.LayersBlockType = c.PerLayer("layers_block_type", a.NumHiddenLayers, blockAttention, blockMamba)
+	if a.LayersBlockType != nil {
 		return
 	}
-	if len(a.LayersBlockType) != a.NumHiddenLayers {
-		c.Fail("layers_block_type", "has %d entries for %d layers", len(a.LayersBlockType), a.NumHiddenLayers)
-	}
-	for i, kind := range a.LayersBlockType {
-		if kind != blockAttention && kind != blockMamba {
-			c.Unsupported(fmt.Sprintf("layers_block_type[%d]", i), "%q is not built; built are %s, %s", kind, blockAttention, blockMamba)
+	period, offset := c.Size("attn_layer_period"), c.Count("attn_layer_offset")
+	for i := range min(a.NumHiddenLayers, stage.MaxLayers) {
+		kind := blockMamba
+		if i%period == offset {
+			kind = blockAttention
 		}
+		a.LayersBlockType = append(a.LayersBlockType, kind)
 	}
 }
-
-// maxLayers bounds the lists that are made for a config's layers.
-const maxLayers = 1 << 14
 
 func (a *jambaConfig) check(c *config.Object) {
 	c.OneOf("hidden_act", "silu", "silu", "swish")
-	checkTopK(c, a.NumExpertsPerTok, a.NumExperts)
+	nn.CheckTopK(c, "num_experts_per_tok", a.NumExpertsPerTok, a.NumExperts)
 	checkConv(c, "mamba_d_conv", a.Mamba.Conv)
 	checkWidth(c, "mamba_expand", a.Mamba.Channels)
 	// Transformers places experts where i % period == offset, mlx-lm where (i + offset) % period == 0. Where they differ, a
@@ -112,34 +89,25 @@ func (a *jambaConfig) check(c *config.Object) {
 	}
 }
 
-// checkConv refuses a convolution that keeps no state.
-func checkConv(c *config.Object, key string, width int) {
-	if width < 2 {
-		c.Unsupported(key, "%d is not built; built is 2 and more", width)
-	}
-}
-
 func (a *jambaConfig) Head(b *nn.Builder) nn.Head { return a.head(b, 0) }
 
 func (a *jambaConfig) Layer(b *nn.Builder, i int) nn.Layer {
 	path := a.layerPath(i)
-	l := &block{
-		kind:            a.LayersBlockType[i],
-		inputNorm:       nn.NewRMSNorm(b, path+".input_layernorm", a.HiddenSize, a.Eps),
-		feedForwardNorm: nn.NewRMSNorm(b, path+".pre_ff_layernorm", a.HiddenSize, a.Eps),
+	l := &nn.Block{
+		InputNorm:       nn.NewRMSNorm(b, path+".input_layernorm", a.HiddenSize, a.Eps),
+		FeedForwardNorm: nn.NewRMSNorm(b, path+".pre_ff_layernorm", a.HiddenSize, a.Eps),
 	}
-	if l.kind == blockAttention {
-		l.mixer = nn.NewAttention(b, path+".self_attn", a.attention())
+	if a.LayersBlockType[i] == blockAttention {
+		l.Mixer = nn.NewAttention(b, path+".self_attn", a.attention())
 	} else {
-		l.mixer = nn.NewMamba(b, path+".mamba", a.Mamba)
+		l.Mixer = nn.NewMamba(b, path+".mamba", a.Mamba)
 	}
 	path += ".feed_forward"
 	if a.NumExperts == 1 || (i+a.ExpertLayerOffset)%a.ExpertLayerPeriod != 0 {
-		l.feedForward = nn.NewMLP(b, path, a.HiddenSize, a.IntermediateSize, false)
+		l.FeedForward = nn.NewMLP(b, path, a.HiddenSize, a.IntermediateSize, false)
 		return l
 	}
-	l.kind += "-moe"
-	l.feedForward = &nn.MoE{
+	l.FeedForward = &nn.MoE{
 		Router: nn.NewRouter(b, path+".router", a.NumExperts, a.HiddenSize, false,
 			mlx.RouteSpec{TopK: a.NumExpertsPerTok, Scores: mlx.RouteSoftmaxChosen}),
 		Experts: nn.NewSwitchGLU(b, path+".switch_mlp", a.NumExperts, a.HiddenSize, a.IntermediateSize, false, nn.SwiGLU),

@@ -1,13 +1,7 @@
 // Command hybridssm is the executor of the families that mix attention with recurrent layers.
 package main
 
-import (
-	"fmt"
-	"os"
-
-	"github.com/mlxcel/mlxcel/mlxshared/stage"
-	"github.com/mlxcel/mlxcel/sdk"
-)
+import "github.com/mlxcel/mlxcel/mlxshared/stage"
 
 // version is set when a release is linked.
 var version = "dev"
@@ -21,11 +15,4 @@ func families() []stage.Family {
 	}
 }
 
-func main() {
-	executor := stage.New(stage.Options{Name: "hybridssm", Version: version, Families: families()})
-	sdk.Serve(sdk.ServeOptions{Executor: executor})
-	if err := executor.Close(); err != nil {
-		fmt.Fprintln(os.Stderr, err)
-		os.Exit(1)
-	}
-}
+func main() { stage.Main("hybridssm", version, families()...) }

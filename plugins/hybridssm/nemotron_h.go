@@ -1,10 +1,8 @@
 package main
 
 import (
-	"encoding/json"
 	"fmt"
 	"math"
-	"strconv"
 	"strings"
 
 	"github.com/mlxcel/mlxcel/mlxshared/mlx"
@@ -19,7 +17,7 @@ import (
 // Mamba-2, attention without rotary positions, an MLP with squared ReLU, or experts.
 type nemotronH struct{}
 
-func (nemotronH) Info() sdk.Family { return family("nemotron_h", "nemotron_h") }
+func (nemotronH) Info() sdk.Family { return stage.Info("nemotron_h", "nemotron_h") }
 
 // The letters of hybrid_override_pattern.
 const (
@@ -46,13 +44,10 @@ type nemotronHConfig struct {
 
 	// Of the blocks with experts.
 	NRoutedExperts         int
-	NumExpertsPerTok       int
-	NGroup, TopKGroup      int
 	MoEIntermediateSize    int
 	SharedIntermediateSize int // 0 for no shared expert
 	MoELatentSize          int // 0: experts work on the residual stream's width
-	NormTopKProb           bool
-	RoutedScalingFactor    float64
+	Route                  mlx.RouteSpec
 }
 
 func (nemotronH) Model(c *config.Object) stage.Model {
@@ -145,8 +140,8 @@ func timeStepLimit(c *config.Object) (lo, hi float64) {
 		return lo, hi
 	}
 	var ok [2]bool
-	lo, ok[0] = float(list[0])
-	hi, ok[1] = float(list[1])
+	lo, ok[0] = config.Number(list[0])
+	hi, ok[1] = config.Number(list[1])
 	if !ok[0] || !ok[1] || !(lo <= hi) {
 		c.Fail(key, "is %v, want two numbers, the lower one first", list)
 		return 0, math.Inf(1)
@@ -154,37 +149,19 @@ func timeStepLimit(c *config.Object) (lo, hi float64) {
 	return lo, hi
 }
 
-// float reads a number, or an infinity as transformers writes it.
-func float(v any) (float64, bool) {
-	switch v := v.(type) {
-	case json.Number:
-		f, err := v.Float64()
-		return f, err == nil
-	case map[string]any:
-		text, _ := v["__float__"].(string)
-		f, err := strconv.ParseFloat(text, 64)
-		return f, err == nil
-	}
-	return 0, false
-}
-
 func (a *nemotronHConfig) readExperts(c *config.Object) {
 	a.NRoutedExperts = c.Size("n_routed_experts")
-	a.NumExpertsPerTok = c.Size("num_experts_per_tok")
-	a.NGroup, a.TopKGroup = c.SizeOr("n_group", 1), c.SizeOr("topk_group", 1)
+	a.Route = mlx.RouteSpec{
+		TopK: c.Size("num_experts_per_tok"), Normalize: c.BoolOr("norm_topk_prob", false), Epsilon: 1e-20,
+		Scale: float32(c.PositiveOr("routed_scaling_factor", 1)), Groups: c.SizeOr("n_group", 1), TopGroups: c.SizeOr("topk_group", 1),
+	}
 	a.MoEIntermediateSize = c.Size("moe_intermediate_size")
-	a.NormTopKProb = c.BoolOr("norm_topk_prob", false)
-	a.RoutedScalingFactor = c.PositiveOr("routed_scaling_factor", 1)
-	if c.Has("n_shared_experts") && count(c, "n_shared_experts") > 0 {
+	if c.CountOr("n_shared_experts", 0) > 0 {
 		a.SharedIntermediateSize = c.Size("moe_shared_expert_intermediate_size")
 	}
-	if c.Has("moe_latent_size") {
-		a.MoELatentSize = c.Size("moe_latent_size")
-	}
-	checkTopK(c, a.NumExpertsPerTok, a.NRoutedExperts)
-	if a.NRoutedExperts%a.NGroup != 0 || a.TopKGroup > a.NGroup {
-		c.Fail("n_group", "%d groups of %d experts, of which %d are kept", a.NGroup, a.NRoutedExperts, a.TopKGroup)
-	}
+	a.MoELatentSize = c.SizeOr("moe_latent_size", 0)
+	nn.CheckTopK(c, "num_experts_per_tok", a.Route.TopK, a.NRoutedExperts)
+	nn.CheckGroups(c, "n_group", &a.Route, a.NRoutedExperts)
 }
 
 func (a *nemotronHConfig) check(c *config.Object) {
@@ -199,9 +176,7 @@ func (a *nemotronHConfig) check(c *config.Object) {
 	checkConv(c, "conv_kernel", a.Mamba.Conv)
 	checkWidth(c, "mamba_head_dim", a.Mamba.Heads*a.Mamba.HeadDim)
 	checkWidth(c, "ssm_state_size", a.Mamba.Groups*a.Mamba.States)
-	if a.Mamba.Heads%a.Mamba.Groups != 0 {
-		c.Fail("n_groups", "is %d, which does not divide mamba_num_heads %d", a.Mamba.Groups, a.Mamba.Heads)
-	}
+	c.Divides("n_groups", a.Mamba.Groups, "mamba_num_heads", a.Mamba.Heads)
 }
 
 func (a *nemotronHConfig) Head(b *nn.Builder) nn.Head { return a.head(b, 0) }
@@ -210,7 +185,7 @@ func (a *nemotronHConfig) Head(b *nn.Builder) nn.Head { return a.head(b, 0) }
 type nemotronBlock struct {
 	kind  string
 	norm  *nn.RMSNorm
-	mixer mixer
+	mixer nn.FeedForward
 }
 
 func (l *nemotronBlock) Kind() string { return l.kind }
@@ -267,10 +242,7 @@ type nemotronExperts struct {
 }
 
 func (a *nemotronHConfig) newExperts(b *nn.Builder, path string) *nemotronExperts {
-	e := &nemotronExperts{router: nn.NewCorrectedRouter(b, path+".gate", a.NRoutedExperts, a.HiddenSize, mlx.RouteSpec{
-		TopK: a.NumExpertsPerTok, Normalize: a.NormTopKProb, Epsilon: 1e-20, Scale: float32(a.RoutedScalingFactor),
-		Groups: a.NGroup, TopGroups: a.TopKGroup,
-	})}
+	e := &nemotronExperts{router: nn.NewCorrectedRouter(b, path+".gate", a.NRoutedExperts, a.HiddenSize, a.Route)}
 	width := a.HiddenSize
 	if a.MoELatentSize > 0 {
 		width = a.MoELatentSize

@@ -4,6 +4,7 @@ import (
 	"testing"
 
 	"github.com/mlxcel/mlxcel/mlxshared/stage/stagetest"
+	"github.com/mlxcel/mlxcel/sdk"
 )
 
 const parityRoot = "../../testdata/parity"
@@ -30,7 +31,13 @@ func parity() stagetest.Parity {
 
 func TestParity(t *testing.T) { parity().Run(t) }
 
+func TestConformance(t *testing.T) {
+	parity().Conformance(t, 2, map[string]string{"jamba-base-q4": "jamba", "nemotron_h-moe-q4": "nemotron_h", "qwen3_5-base-q4": "qwen3_5"}, sdk.DtypeAuto)
+}
+
+func TestMissingTensors(t *testing.T) { parity().MissingTensors(t, "vision_tower") }
+
 // Families that are published in block-scaled float8 take it.
 func TestFloat8(t *testing.T) {
-	stagetest.Each(t, parityRoot, []string{"qwen3_next-base-q4", "qwen3_5-base-q4"}, func(t *testing.T, dir string) { stagetest.Float8(t, families(), dir) })
+	parity().Float8(t, "qwen3_next-base-q4", "qwen3_5-base-q4")
 }

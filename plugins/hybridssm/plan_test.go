@@ -1,7 +1,6 @@
 package main
 
 import (
-	"math"
 	"path/filepath"
 	"testing"
 
@@ -22,7 +21,7 @@ func bare(t *testing.T, checkpoint string, changes map[string]any) string {
 
 // What a config alone tells is what the headers tell, part by part.
 func TestPlanFromConfigAlone(t *testing.T) {
-	parity().Each(t, func(t *testing.T, dir string) { stagetest.PlanFromConfig(t, families(), dir, 0.02) })
+	parity().PlanFromConfig(t, 0.02)
 }
 
 // Layers keep a cache of keys and values (32 bytes a head and position in 16 bits), or states of fixed size, or nothing.
@@ -78,10 +77,7 @@ func TestPublishedParameters(t *testing.T) {
 			"moe_intermediate_size": 512, "shared_expert_intermediate_size": 512, "rms_norm_eps": 1e-6, "vocab_size": 151936}, 79.7},
 	}
 	for name, c := range cases {
-		p := inspect(t, stagetest.Bare(t, c.config))
-		if got := float64(stagetest.Weights(p)) / 2 / 1e9; math.Abs(got-c.parameters) > 0.01*c.parameters {
-			t.Errorf("%s: %.2f billion parameters, want %.1f", name, got, c.parameters)
-		}
+		stagetest.Parameters(t, families(), name, c.config, c.parameters, 0.01)
 	}
 }
 
@@ -112,11 +108,11 @@ func TestRefuses(t *testing.T) {
 	refuses(nemotron, m{"time_step_limit": []any{2, 1}}, sdk.CodeInvalid, "time_step_limit")
 	refuses(nemotron, m{"time_step_limit": []any{0, m{"__float__": "NaN"}}}, sdk.CodeInvalid, "time_step_limit")
 	refuses(nemotron, m{"n_groups": 3}, sdk.CodeInvalid, "n_groups: is 3")
-	refuses(nemotron, m{"n_group": 3}, sdk.CodeInvalid, "n_group: 3 groups of 8")
+	refuses(nemotron, m{"n_group": 3}, sdk.CodeInvalid, "n_group: is 3, which does not cut 8 experts")
 	refuses(next, m{"attn_output_gate": false}, sdk.CodeUnsupported, "attn_output_gate")
 	refuses(next, m{"partial_rotary_factor": 1.5}, sdk.CodeInvalid, "partial_rotary_factor: is 1.5")
 	refuses(next, m{"linear_num_key_heads": 3}, sdk.CodeInvalid, "linear_num_key_heads: is 3")
-	refuses(next, m{"mlp_only_layers": []any{"first"}}, sdk.CodeInvalid, "mlp_only_layers: holds first")
+	refuses(next, m{"mlp_only_layers": []any{"first"}}, sdk.CodeInvalid, `mlp_only_layers[0]: is "first"`)
 	refuses(next, m{"use_sliding_window": true}, sdk.CodeUnsupported, "use_sliding_window")
 	refuses(dense, m{"layer_types": []string{"full_attention"}}, sdk.CodeInvalid, "text_config.layer_types: has 1 entries")
 	refuses(dense, m{"full_attention_interval": 2}, sdk.CodeUnsupported, "text_config.layer_types[1]")

@@ -16,7 +16,7 @@ type qwen35 struct {
 	modelType string
 }
 
-func (f qwen35) Info() sdk.Family { return family(f.name, f.modelType) }
+func (f qwen35) Info() sdk.Family { return stage.Info(f.name, f.modelType) }
 
 func (f qwen35) Model(c *config.Object) stage.Model {
 	text := c.Object("text_config")
@@ -33,15 +33,13 @@ func (f qwen35) Model(c *config.Object) stage.Model {
 	a.Rope.Base = theta
 	a.TieWordEmbeddings = text.BoolOr("tie_word_embeddings", c.BoolOr("tie_word_embeddings", false))
 	a.NormTopKProb = text.BoolOr("norm_topk_prob", true)
-	if text.Has("num_experts") {
-		a.NumExperts = count(text, "num_experts")
-	}
+	a.NumExperts = text.CountOr("num_experts", 0)
 	if a.NumExperts > 0 {
 		a.readExperts(text)
 		if step := text.SizeOr("decoder_sparse_step", 1); step != 1 {
 			text.Unsupported("decoder_sparse_step", "%d is not built for %s; built is 1", step, f.name)
 		}
-		if len(layerSet(text, "mlp_only_layers")) > 0 {
+		if len(text.Integers("mlp_only_layers")) > 0 {
 			text.Unsupported("mlp_only_layers", "is not built for %s; built is an empty list", f.name)
 		}
 	} else {

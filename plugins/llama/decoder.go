@@ -3,7 +3,6 @@ package main
 import (
 	"fmt"
 
-	"github.com/mlxcel/mlxcel/mlxshared/mlx"
 	"github.com/mlxcel/mlxcel/mlxshared/nn"
 	"github.com/mlxcel/mlxcel/mlxshared/stage"
 	"github.com/mlxcel/mlxcel/mlxshared/weights"
@@ -46,16 +45,10 @@ func readSizes(c *config.Object, tied bool) decoder {
 	}
 	d.NumKeyValueHeads = c.SizeOr("num_key_value_heads", d.NumAttentionHeads)
 	d.HeadDim = c.SizeOr("head_dim", max(1, d.HiddenSize/d.NumAttentionHeads))
-	if c.Has("max_position_embeddings") {
-		d.MaxPositionEmbeddings = c.Size("max_position_embeddings")
-	}
+	d.MaxPositionEmbeddings = c.SizeOr("max_position_embeddings", 0)
 	c.OneOf("hidden_act", "silu", "silu", "swish")
-	if d.NumAttentionHeads%d.NumKeyValueHeads != 0 {
-		c.Fail("num_key_value_heads", "is %d, which does not divide num_attention_heads %d", d.NumKeyValueHeads, d.NumAttentionHeads)
-	}
-	if d.HeadDim%2 != 0 {
-		c.Fail("head_dim", "is %d, want an even number", d.HeadDim)
-	}
+	c.Divides("num_key_value_heads", d.NumKeyValueHeads, "num_attention_heads", d.NumAttentionHeads)
+	c.Even("head_dim", d.HeadDim)
 	return d
 }
 
@@ -102,8 +95,8 @@ func (d *decoder) attention() nn.AttentionConfig {
 }
 
 // block makes the norms of a transformer block; callers add its two halves.
-func (d *decoder) block(b *nn.Builder, path string) *block {
-	return &block{inputNorm: d.norm(b, path+".input_layernorm"), feedForwardNorm: d.norm(b, path+".post_attention_layernorm")}
+func (d *decoder) block(b *nn.Builder, path string) *nn.Block {
+	return &nn.Block{InputNorm: d.norm(b, path+".input_layernorm"), FeedForwardNorm: d.norm(b, path+".post_attention_layernorm")}
 }
 
 // plainRope refuses stretched rotary positions for families whose reference does not compute them.
@@ -113,42 +106,16 @@ func (d *decoder) plainRope(c *config.Object) {
 	}
 }
 
-// attention is what mixes positions in a block.
-type attention interface {
-	Forward(p *nn.Pass, x mlx.Array) mlx.Array
-	Kind() string
+// expertsByNumber finds stacked experts in checkpoints with tensors for each.
+func expertsByNumber() []weights.Source {
+	return []weights.Source{{Of: "mlp.switch_mlp.", From: "mlp.experts.{}."}}
 }
 
-// block is a pre-norm transformer block.
-type block struct {
-	inputNorm       *nn.RMSNorm
-	attention       attention
-	feedForwardNorm *nn.RMSNorm
-	feedForward     nn.FeedForward
-}
-
-// Kind is the attention's, with "moe" where experts follow.
-func (l *block) Kind() string { return layerKind(l.attention, l.feedForward) }
-
-func layerKind(a attention, f nn.FeedForward) string {
-	if _, dense := f.(*nn.MLP); dense {
-		return a.Kind()
+// mixtralExperts finds stacked experts in the original and in old conversions, which name the matrices of each expert apart.
+func mixtralExperts() []weights.Source {
+	return []weights.Source{
+		{Of: "block_sparse_moe.switch_mlp.gate_proj.", From: "block_sparse_moe.experts.{}.w1."},
+		{Of: "block_sparse_moe.switch_mlp.down_proj.", From: "block_sparse_moe.experts.{}.w2."},
+		{Of: "block_sparse_moe.switch_mlp.up_proj.", From: "block_sparse_moe.experts.{}.w3."},
 	}
-	return a.Kind() + "-moe"
-}
-
-func (l *block) Forward(p *nn.Pass, x mlx.Array) mlx.Array {
-	h, normed := l.feedForwardNorm.AddForward(p, x, l.attention.Forward(p, l.inputNorm.Forward(p, x)))
-	return p.Add(h, l.feedForward.Forward(p, normed))
-}
-
-// readRotaryDim reads partial_rotary_factor as the number of leading elements of a head that rotate.
-func readRotaryDim(c *config.Object, headDim int) int {
-	factor := c.Positive("partial_rotary_factor")
-	dim := int(float64(headDim) * factor)
-	if factor > 1 || dim < 2 || dim%2 != 0 {
-		c.Fail("partial_rotary_factor", "is %v: of a head's %d elements %d would rotate, want an even number from 2 to %d", factor, headDim, dim, headDim)
-		return 2
-	}
-	return dim
 }

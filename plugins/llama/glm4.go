@@ -13,9 +13,7 @@ import (
 // residual, and rotary positions over a leading part of each head. Original and converted checkpoints use the same names.
 type glm4 struct{}
 
-func (glm4) Info() sdk.Family {
-	return sdk.Family{Name: "glm4", ModelTypes: []string{"glm4"}, Pipeline: true, Quantizations: quantizations()}
-}
+func (glm4) Info() sdk.Family { return stage.Info("glm4", "glm4") }
 
 type glm4Config struct {
 	decoder
@@ -32,7 +30,7 @@ func (glm4) Model(c *config.Object) stage.Model {
 	}
 	a.plainRope(c)
 	a.Rope.Traditional = c.BoolOr("rope_traditional", true)
-	a.RotaryDim = readRotaryDim(c, a.HeadDim)
+	a.RotaryDim = nn.RotaryDim(c, a.HeadDim, c.Positive("partial_rotary_factor"))
 	a.names.Sources = fusedGateUp()
 	return a
 }

@@ -15,9 +15,7 @@ import (
 // one are left aside.
 type glm4MoE struct{}
 
-func (glm4MoE) Info() sdk.Family {
-	return sdk.Family{Name: "glm4_moe", ModelTypes: []string{"glm4_moe"}, Pipeline: true, Quantizations: quantizations()}
-}
+func (glm4MoE) Info() sdk.Family { return stage.Info("glm4_moe", "glm4_moe") }
 
 type glm4MoEConfig struct {
 	decoder
@@ -39,16 +37,16 @@ func (glm4MoE) Model(c *config.Object) stage.Model {
 		IntermediateSize:    c.Size("intermediate_size"),
 		AttentionBias:       c.BoolOr("attention_bias", false),
 		UseQKNorm:           c.BoolOr("use_qk_norm", false),
-		FirstKDenseReplace:  readCount(c, "first_k_dense_replace"),
+		FirstKDenseReplace:  c.CountOr("first_k_dense_replace", 0),
 		MoEIntermediateSize: c.Size("moe_intermediate_size"),
 		NRoutedExperts:      c.Size("n_routed_experts"),
-		NSharedExperts:      readCount(c, "n_shared_experts"),
+		NSharedExperts:      c.CountOr("n_shared_experts", 0),
 	}
 	a.plainRope(c)
-	a.RotaryDim = readRotaryDim(c, a.HeadDim)
-	a.Route = readCorrectedRoute(c, a.NRoutedExperts)
+	a.RotaryDim = nn.RotaryDim(c, a.HeadDim, c.Positive("partial_rotary_factor"))
+	a.Route = nn.ReadCorrectedRoute(c, a.NRoutedExperts)
 	a.names.Sources = expertsByNumber()
-	for i := range min(max(1, readCount(c, "num_nextn_predict_layers")), maxPredictLayers) {
+	for i := range min(max(1, c.CountOr("num_nextn_predict_layers", 0)), maxPredictLayers) {
 		a.names.DropContains = append(a.names.DropContains, fmt.Sprintf("model.layers.%d.", a.NumHiddenLayers+i))
 	}
 	return a
@@ -56,32 +54,6 @@ func (glm4MoE) Model(c *config.Object) stage.Model {
 
 // maxPredictLayers bounds the layers that are left aside; published models have one.
 const maxPredictLayers = 8
-
-// readCount reads a number that may be 0 or absent, which counts as 0.
-func readCount(c *config.Object, key string) int {
-	if c.FloatOr(key, 0) == 0 {
-		return 0
-	}
-	return c.Size(key)
-}
-
-// readCorrectedRoute reads the keys of DeepSeek V3's router.
-func readCorrectedRoute(c *config.Object, experts int) mlx.RouteSpec {
-	r := mlx.RouteSpec{
-		TopK: c.Size("num_experts_per_tok"), Scores: mlx.RouteSigmoid, Normalize: c.BoolOr("norm_topk_prob", true),
-		Scale: float32(c.PositiveOr("routed_scaling_factor", 1)), Groups: c.SizeOr("n_group", 1), TopGroups: c.SizeOr("topk_group", 1),
-	}
-	c.OneOf("scoring_func", "sigmoid", "sigmoid")
-	c.OneOf("topk_method", "noaux_tc", "noaux_tc")
-	checkTopK(c, r.TopK, experts)
-	if experts%r.Groups != 0 || (r.Groups > 1 && experts/r.Groups < 2) {
-		c.Fail("n_group", "is %d, which does not cut %d experts into equal groups of two or more", r.Groups, experts)
-	}
-	if r.TopGroups > r.Groups {
-		c.Fail("topk_group", "is %d of %d groups", r.TopGroups, r.Groups)
-	}
-	return r
-}
 
 func (a *glm4MoEConfig) Layer(b *nn.Builder, i int) nn.Layer {
 	path := a.layerPath(i)
@@ -91,8 +63,8 @@ func (a *glm4MoEConfig) Layer(b *nn.Builder, i int) nn.Layer {
 		attention.QKNorm = a.RMSNormEps
 	}
 	l := a.block(b, path)
-	l.attention = nn.NewAttention(b, path+".self_attn", attention)
-	l.feedForward = a.feedForward(b, path+".mlp", i)
+	l.Mixer = nn.NewAttention(b, path+".self_attn", attention)
+	l.FeedForward = a.feedForward(b, path+".mlp", i)
 	return l
 }
 

@@ -13,9 +13,7 @@ import (
 // layer, attention sinks, and a clamped activation. As in mlx-lm, YaRN's "truncate": false has no effect.
 type gptOSS struct{}
 
-func (gptOSS) Info() sdk.Family {
-	return sdk.Family{Name: "gpt_oss", ModelTypes: []string{"gpt_oss"}, Pipeline: true, Quantizations: quantizations()}
-}
+func (gptOSS) Info() sdk.Family { return stage.Info("gpt_oss", "gpt_oss") }
 
 type gptOSSConfig struct {
 	decoder
@@ -41,8 +39,8 @@ func (gptOSS) Model(c *config.Object) stage.Model {
 		SlidingWindow:    c.SizeOr("sliding_window", 128),
 		SwiGLULimit:      c.PositiveOr("swiglu_limit", 7),
 	}
-	checkTopK(c, a.NumExpertsPerTok, a.NumLocalExperts)
-	a.LayerTypes = readLayerTypes(c, a.NumHiddenLayers)
+	nn.CheckTopK(c, "num_experts_per_tok", a.NumExpertsPerTok, a.NumLocalExperts)
+	a.LayerTypes = nn.ReadLayerTypes(c, a.NumHiddenLayers)
 	a.names.Sources = gptOSSOriginal()
 	// The original packs its experts alone; conversions name every other packed layer one by one.
 	a.names.Packed = []string{".mlp.experts."}
@@ -76,8 +74,8 @@ func (a *gptOSSConfig) Layer(b *nn.Builder, i int) nn.Layer {
 		attention.Window = a.SlidingWindow
 	}
 	l := a.block(b, path)
-	l.attention = nn.NewAttention(b, path+".self_attn", attention)
-	l.feedForward = &nn.MoE{
+	l.Mixer = nn.NewAttention(b, path+".self_attn", attention)
+	l.FeedForward = &nn.MoE{
 		Router: nn.NewRouter(b, path+".mlp.router", a.NumLocalExperts, a.HiddenSize, true,
 			mlx.RouteSpec{TopK: a.NumExpertsPerTok, HighTies: true}),
 		Experts: nn.NewSwitchGLU(b, path+".mlp.experts", a.NumLocalExperts, a.HiddenSize, a.IntermediateSize, true, a.swiglu),
@@ -89,7 +87,7 @@ func (a *gptOSSConfig) slides(i int) bool {
 	if a.LayerTypes == nil {
 		return i%2 == 0
 	}
-	return a.LayerTypes[i] == slidingAttention
+	return a.LayerTypes[i] == nn.SlidingAttention
 }
 
 func (a *gptOSSConfig) swiglu(p *nn.Pass, gate, up mlx.Array) mlx.Array {

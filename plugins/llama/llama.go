@@ -1,7 +1,6 @@
 package main
 
 import (
-	"fmt"
 	"slices"
 
 	"github.com/mlxcel/mlxcel/mlxshared/nn"
@@ -15,25 +14,14 @@ import (
 type llama struct{}
 
 func (llama) Info() sdk.Family {
-	return sdk.Family{
-		Name: "llama", ModelTypes: []string{"llama"}, Pipeline: true, Quantizations: quantizations(), Imports: []string{"gguf:llama"},
-	}
+	f := stage.Info("llama", "llama")
+	f.Imports = []string{"gguf:llama"}
+	return f
 }
 
 func (llama) Model(c *config.Object) stage.Model { return readLlama(c) }
 
 func (llama) Import(req *sdk.ImportRequest) (*sdk.ImportPlan, error) { return importLlama(req) }
-
-// quantizations are those that the families of this executor run.
-func quantizations() []string {
-	return []string{"none", "affine-2", "affine-3", "affine-4", "affine-5", "affine-6", "affine-8", "mxfp4", "mxfp8", "nvfp4", "fp8"}
-}
-
-// The values of layer_types.
-const (
-	fullAttention    = "full_attention"
-	slidingAttention = "sliding_attention"
-)
 
 // llamaConfig is config.json with the defaults of mlx-lm's ModelArgs.
 type llamaConfig struct {
@@ -62,38 +50,21 @@ func (a *llamaConfig) check(c *config.Object) {
 	if f := c.FloatOr("partial_rotary_factor", 1); f != 1 {
 		c.Unsupported("partial_rotary_factor", "%v is not built for llama; built is 1", f)
 	}
-	a.LayerTypes = readLayerTypes(c, a.NumHiddenLayers)
-	if slices.Contains(a.LayerTypes, slidingAttention) {
+	a.LayerTypes = nn.ReadLayerTypes(c, a.NumHiddenLayers)
+	if slices.Contains(a.LayerTypes, nn.SlidingAttention) {
 		a.SlidingWindow = c.Size("sliding_window")
 	}
-}
-
-// readLayerTypes reads layer_types: full or sliding attention for each layer, nil if the key is absent.
-func readLayerTypes(c *config.Object, layers int) []string {
-	types := c.Strings("layer_types")
-	if types == nil {
-		return nil
-	}
-	if len(types) != layers {
-		c.Fail("layer_types", "has %d entries for %d layers", len(types), layers)
-	}
-	for i, kind := range types {
-		if kind != fullAttention && kind != slidingAttention {
-			c.Unsupported(fmt.Sprintf("layer_types[%d]", i), "%q is not built; built are %s, %s", kind, fullAttention, slidingAttention)
-		}
-	}
-	return types
 }
 
 func (a *llamaConfig) Layer(b *nn.Builder, i int) nn.Layer {
 	path := a.layerPath(i)
 	attention := a.attention()
 	attention.Bias, attention.OutputBias = a.AttentionBias, a.AttentionBias
-	if a.LayerTypes != nil && a.LayerTypes[i] == slidingAttention {
+	if a.LayerTypes != nil && a.LayerTypes[i] == nn.SlidingAttention {
 		attention.Window = a.SlidingWindow
 	}
 	l := a.block(b, path)
-	l.attention = nn.NewAttention(b, path+".self_attn", attention)
-	l.feedForward = nn.NewMLP(b, path+".mlp", a.HiddenSize, a.IntermediateSize, a.MLPBias)
+	l.Mixer = nn.NewAttention(b, path+".self_attn", attention)
+	l.FeedForward = nn.NewMLP(b, path+".mlp", a.HiddenSize, a.IntermediateSize, a.MLPBias)
 	return l
 }

@@ -16,9 +16,7 @@ import (
 // grow with the position. Vision tensors are left aside.
 type llama4 struct{}
 
-func (llama4) Info() sdk.Family {
-	return sdk.Family{Name: "llama4", ModelTypes: []string{"llama4"}, Pipeline: true, Quantizations: quantizations()}
-}
+func (llama4) Info() sdk.Family { return stage.Info("llama4", "llama4") }
 
 type llama4Config struct {
 	decoder
@@ -88,11 +86,10 @@ func truth(v any, def bool) bool {
 
 // checkNoRope refuses a list of layers without rotation that differs from every fourth, which mlx-lm assumes too.
 func (a *llama4Config) checkNoRope(c *config.Object) {
-	list, _ := c.Value("no_rope_layers").([]any)
-	for i, v := range list {
+	for i, n := range c.Integers("no_rope_layers") {
 		// The key says the opposite of its name: 1 rotates.
-		if n, ok := config.Integer(v); !ok || (n != 0) != a.local(i) {
-			c.Unsupported("no_rope_layers", "entry %d is %v; built are models in which every %dth layer does not rotate", i, v, globalStep)
+		if (n != 0) != a.local(i) {
+			c.Unsupported("no_rope_layers", "entry %d is %d; built are models in which every %dth layer does not rotate", i, n, globalStep)
 			return
 		}
 	}
@@ -104,8 +101,8 @@ func (a *llama4Config) local(i int) bool { return (i+1)%globalStep != 0 }
 func (a *llama4Config) Layer(b *nn.Builder, i int) nn.Layer {
 	path := a.layerPath(i)
 	l := a.block(b, path)
-	l.attention = a.newAttention(b, path+".self_attn", a.local(i))
-	l.feedForward = a.feedForward(b, path+".feed_forward", i)
+	l.Mixer = a.newAttention(b, path+".self_attn", a.local(i))
+	l.FeedForward = a.feedForward(b, path+".feed_forward", i)
 	return l
 }
 

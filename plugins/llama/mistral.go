@@ -11,8 +11,6 @@ import (
 // sliding_window has no effect.
 type mistral struct{}
 
-func (mistral) Info() sdk.Family {
-	return sdk.Family{Name: "mistral", ModelTypes: []string{"mistral"}, Pipeline: true, Quantizations: quantizations()}
-}
+func (mistral) Info() sdk.Family { return stage.Info("mistral", "mistral") }
 
 func (mistral) Model(c *config.Object) stage.Model { return readLlama(c) }

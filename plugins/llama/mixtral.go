@@ -4,7 +4,6 @@ import (
 	"github.com/mlxcel/mlxcel/mlxshared/mlx"
 	"github.com/mlxcel/mlxcel/mlxshared/nn"
 	"github.com/mlxcel/mlxcel/mlxshared/stage"
-	"github.com/mlxcel/mlxcel/mlxshared/weights"
 	"github.com/mlxcel/mlxcel/sdk"
 	"github.com/mlxcel/mlxcel/sdk/config"
 )
@@ -13,9 +12,7 @@ import (
 // a mixture of experts. A sliding_window has no effect, as in mlx-lm.
 type mixtral struct{}
 
-func (mixtral) Info() sdk.Family {
-	return sdk.Family{Name: "mixtral", ModelTypes: []string{"mixtral"}, Pipeline: true, Quantizations: quantizations()}
-}
+func (mixtral) Info() sdk.Family { return stage.Info("mixtral", "mixtral") }
 
 type mixtralConfig struct {
 	decoder
@@ -35,33 +32,17 @@ func (mixtral) Model(c *config.Object) stage.Model {
 		a.Rope.Base = 1e6
 	}
 	a.plainRope(c)
-	checkTopK(c, a.NumExpertsPerTok, a.NumLocalExperts)
+	nn.CheckTopK(c, "num_experts_per_tok", a.NumExpertsPerTok, a.NumLocalExperts)
 	a.names.Sources = mixtralExperts()
 	return a
-}
-
-// mixtralExperts finds stacked experts in the original and in old conversions, which name the matrices of each expert apart.
-func mixtralExperts() []weights.Source {
-	return []weights.Source{
-		{Of: "block_sparse_moe.switch_mlp.gate_proj.", From: "block_sparse_moe.experts.{}.w1."},
-		{Of: "block_sparse_moe.switch_mlp.down_proj.", From: "block_sparse_moe.experts.{}.w2."},
-		{Of: "block_sparse_moe.switch_mlp.up_proj.", From: "block_sparse_moe.experts.{}.w3."},
-	}
-}
-
-// checkTopK refuses a router that chooses more experts than there are.
-func checkTopK(c *config.Object, topK, experts int) {
-	if topK > experts {
-		c.Fail("num_experts_per_tok", "is %d of %d experts", topK, experts)
-	}
 }
 
 func (a *mixtralConfig) Layer(b *nn.Builder, i int) nn.Layer {
 	path := a.layerPath(i)
 	moe := path + ".block_sparse_moe"
 	l := a.block(b, path)
-	l.attention = nn.NewAttention(b, path+".self_attn", a.attention())
-	l.feedForward = &nn.MoE{
+	l.Mixer = nn.NewAttention(b, path+".self_attn", a.attention())
+	l.FeedForward = &nn.MoE{
 		Router:  nn.NewRouter(b, moe+".gate", a.NumLocalExperts, a.HiddenSize, false, mlx.RouteSpec{TopK: a.NumExpertsPerTok}),
 		Experts: nn.NewSwitchGLU(b, moe+".switch_mlp", a.NumLocalExperts, a.HiddenSize, a.IntermediateSize, false, nn.SwiGLU),
 	}

@@ -4,6 +4,7 @@ import (
 	"testing"
 
 	"github.com/mlxcel/mlxcel/mlxshared/stage/stagetest"
+	"github.com/mlxcel/mlxcel/sdk"
 )
 
 const parityRoot = "../../testdata/parity"
@@ -29,7 +30,13 @@ func parity() stagetest.Parity {
 
 func TestParity(t *testing.T) { parity().Run(t) }
 
+func TestConformance(t *testing.T) {
+	parity().Conformance(t, 2, map[string]string{"llama-tied-q4": "llama", "mistral-swa-q4": "mistral"}, sdk.DtypeAuto, sdk.DtypeFloat32)
+}
+
+func TestMissingTensors(t *testing.T) { parity().MissingTensors(t) }
+
 // Families that are published in block-scaled float8 take it.
 func TestFloat8(t *testing.T) {
-	stagetest.Each(t, parityRoot, []string{"qwen3-tied-q4", "glm4_moe-base-q4"}, func(t *testing.T, dir string) { stagetest.Float8(t, families(), dir) })
+	parity().Float8(t, "qwen3-tied-q4", "glm4_moe-base-q4")
 }

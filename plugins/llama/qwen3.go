@@ -13,9 +13,7 @@ import (
 // and key head. Original and converted checkpoints use the same names.
 type qwen3 struct{}
 
-func (qwen3) Info() sdk.Family {
-	return sdk.Family{Name: "qwen3", ModelTypes: []string{"qwen3"}, Pipeline: true, Quantizations: quantizations()}
-}
+func (qwen3) Info() sdk.Family { return stage.Info("qwen3", "qwen3") }
 
 type qwen3Config struct {
 	decoder
@@ -29,7 +27,7 @@ func (qwen3) Model(c *config.Object) stage.Model {
 		IntermediateSize: c.Size("intermediate_size"),
 		AttentionBias:    c.BoolOr("attention_bias", false),
 	}
-	if c.BoolOr("use_sliding_window", false) || slices.Contains(readLayerTypes(c, a.NumHiddenLayers), slidingAttention) {
+	if c.BoolOr("use_sliding_window", false) || slices.Contains(nn.ReadLayerTypes(c, a.NumHiddenLayers), nn.SlidingAttention) {
 		c.Unsupported("use_sliding_window", "sliding windows are not built for qwen3")
 	}
 	return a
@@ -41,7 +39,7 @@ func (a *qwen3Config) Layer(b *nn.Builder, i int) nn.Layer {
 	attention.Bias, attention.OutputBias = a.AttentionBias, a.AttentionBias
 	attention.QKNorm = a.RMSNormEps
 	l := a.block(b, path)
-	l.attention = nn.NewAttention(b, path+".self_attn", attention)
-	l.feedForward = nn.NewMLP(b, path+".mlp", a.HiddenSize, a.IntermediateSize, false)
+	l.Mixer = nn.NewAttention(b, path+".self_attn", attention)
+	l.FeedForward = nn.NewMLP(b, path+".mlp", a.HiddenSize, a.IntermediateSize, false)
 	return l
 }

@@ -182,6 +182,30 @@ func (o *Object) SizeOr(key string, def int) int {
 	return int(f)
 }
 
+// Count returns a required number of something that there may be none of.
+func (o *Object) Count(key string) int {
+	if !o.require(key) {
+		return 0
+	}
+	return o.CountOr(key, 0)
+}
+
+// CountOr is Count with a default for a key that is absent or null.
+func (o *Object) CountOr(key string, def int) int {
+	if !o.Has(key) {
+		return def
+	}
+	f, ok := o.number(key)
+	if !ok {
+		return def
+	}
+	if f != math.Trunc(f) || f < 0 || f > maxSize {
+		o.Fail(key, "is %v, want a whole number from 0 to %d", f, maxSize)
+		return def
+	}
+	return int(f)
+}
+
 // FloatOr returns a number, def if the key is absent or null. It may be infinite or NaN.
 func (o *Object) FloatOr(key string, def float64) float64 {
 	if !o.Has(key) {
@@ -240,24 +264,68 @@ func (o *Object) StringOr(key, def string) string {
 
 // Strings returns a list of strings, nil if the key is absent or null.
 func (o *Object) Strings(key string) []string {
+	return list(o, key, "a string", func(v any) (string, bool) { s, ok := v.(string); return s, ok })
+}
+
+// Bools returns a list of truth values, nil if the key is absent or null.
+func (o *Object) Bools(key string) []bool {
+	return list(o, key, "true or false", func(v any) (bool, bool) { b, ok := v.(bool); return b, ok })
+}
+
+// Integers returns a list of whole numbers, nil if the key is absent or null.
+func (o *Object) Integers(key string) []int64 { return list(o, key, "a whole number", Integer) }
+
+// list reads a list of what read takes; want names one of them.
+func list[T any](o *Object, key, want string, read func(any) (T, bool)) []T {
 	if !o.Has(key) {
 		return nil
 	}
-	list, ok := o.values[key].([]any)
+	values, ok := o.values[key].([]any)
 	if !ok {
-		o.Fail(key, "is %s, want a list of strings", show(o.values[key]))
+		o.Fail(key, "is %s, want a list", show(o.values[key]))
 		return nil
 	}
-	out := make([]string, 0, len(list))
-	for i, v := range list {
-		s, ok := v.(string)
+	out := make([]T, 0, len(values))
+	for i, v := range values {
+		x, ok := read(v)
 		if !ok {
-			o.Fail(fmt.Sprintf("%s[%d]", key, i), "is %s, want a string", show(v))
+			o.Fail(fmt.Sprintf("%s[%d]", key, i), "is %s, want %s", show(v), want)
 			return nil
 		}
-		out = append(out, s)
+		out = append(out, x)
 	}
 	return out
+}
+
+// PerLayer returns a list with one of the built words for each of so many layers, nil if the key is absent or null.
+func (o *Object) PerLayer(key string, layers int, built ...string) []string {
+	words := o.Strings(key)
+	if words == nil {
+		return nil
+	}
+	if len(words) != layers {
+		o.Fail(key, "has %d entries for %d layers", len(words), layers)
+	}
+	for i, word := range words {
+		if !slices.Contains(built, word) {
+			o.Unsupported(fmt.Sprintf("%s[%d]", key, i), "%q is not built; built are %s", word, strings.Join(built, ", "))
+		}
+	}
+	return words
+}
+
+// Divides records a fault unless n, the value of key, divides what the key of says.
+func (o *Object) Divides(key string, n int, of string, whole int) {
+	if whole%n != 0 {
+		o.Fail(key, "is %d, which does not divide %s %d", n, of, whole)
+	}
+}
+
+// Even records a fault unless n, the value of key, is even.
+func (o *Object) Even(key string, n int) {
+	if n%2 != 0 {
+		o.Fail(key, "is %d, want an even number", n)
+	}
 }
 
 // Object returns the object under key, nil if the key is absent, null or no object; the last is a fault.
@@ -304,14 +372,15 @@ func (o *Object) require(key string) bool {
 }
 
 func (o *Object) number(key string) (float64, bool) {
-	f, ok := number(o.values[key])
+	f, ok := Number(o.values[key])
 	if !ok {
 		o.Fail(key, "is %s, want a number", show(o.values[key]))
 	}
 	return f, ok
 }
 
-func number(v any) (float64, bool) {
+// Number returns v, a value of a config, as a number, which may be infinite or NaN.
+func Number(v any) (float64, bool) {
 	switch v := v.(type) {
 	case json.Number:
 		f, err := v.Float64()

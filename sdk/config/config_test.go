@@ -21,7 +21,7 @@ func parse(t *testing.T, text string) *Object {
 
 func TestValues(t *testing.T) {
 	o := parse(t, `{"n": 3, "whole": 4.0, "eps": 1e-5, "flag": true, "name": "silu", "nothing": null,
-		"kinds": ["a", "b"], "rope": {"factor": 8}, "bare": -Infinity, "tagged": {"__float__": "NaN"}, "text": "Infinity \" NaN"}`)
+		"kinds": ["a", "b"], "flags": [true, false], "layers": [0, -3], "none": 0, "rope": {"factor": 8}, "bare": -Infinity, "tagged": {"__float__": "NaN"}, "text": "Infinity \" NaN"}`)
 	if n := o.Size("n"); n != 3 {
 		t.Errorf("n is %d", n)
 	}
@@ -43,6 +43,20 @@ func TestValues(t *testing.T) {
 	if k := o.Strings("kinds"); len(k) != 2 || k[1] != "b" {
 		t.Errorf("kinds are %v", k)
 	}
+	if b := o.Bools("flags"); len(b) != 2 || !b[0] || b[1] || o.Bools("absent") != nil {
+		t.Errorf("flags are %v", b)
+	}
+	if n := o.Integers("layers"); len(n) != 2 || n[0] != 0 || n[1] != -3 {
+		t.Errorf("layers are %v", n)
+	}
+	if k := o.PerLayer("kinds", 2, "a", "b"); len(k) != 2 || k[0] != "a" || o.PerLayer("absent", 2) != nil {
+		t.Errorf("kinds of layers are %v", k)
+	}
+	if n, none, absent := o.Count("n"), o.Count("none"), o.CountOr("absent", 7); n != 3 || none != 0 || absent != 7 {
+		t.Errorf("counts are %d, %d and %d", n, none, absent)
+	}
+	o.Divides("n", 3, "whole", 12)
+	o.Even("whole", 4)
 	if n := o.Object("rope").Size("factor"); n != 8 {
 		t.Errorf("rope.factor is %d", n)
 	}
@@ -78,6 +92,16 @@ func TestFaultsNameTheKey(t *testing.T) {
 		{"infinite", `{"f": Infinity}`, func(o *Object) { o.Positive("f") }, sdk.CodeInvalid, "f: is +Inf"},
 		{"number for bool", `{"b": 1}`, func(o *Object) { o.BoolOr("b", false) }, sdk.CodeInvalid, "b: is 1, want true or false"},
 		{"number in list", `{"l": ["a", 2]}`, func(o *Object) { o.Strings("l") }, sdk.CodeInvalid, "l[1]: is 2"},
+		{"no list", `{"l": 3}`, func(o *Object) { o.Strings("l") }, sdk.CodeInvalid, "l: is 3, want a list"},
+		{"number in bools", `{"l": [true, 1]}`, func(o *Object) { o.Bools("l") }, sdk.CodeInvalid, "l[1]: is 1, want true or false"},
+		{"fraction in list", `{"l": [1.5]}`, func(o *Object) { o.Integers("l") }, sdk.CodeInvalid, "l[0]: is 1.5, want a whole number"},
+		{"too few layers", `{"l": ["a"]}`, func(o *Object) { o.PerLayer("l", 2, "a") }, sdk.CodeInvalid, "l: has 1 entries for 2 layers"},
+		{"a layer not built", `{"l": ["a", "b"]}`, func(o *Object) { o.PerLayer("l", 2, "a", "c") }, sdk.CodeUnsupported,
+			`l[1]: "b" is not built; built are a, c`},
+		{"missing count", `{}`, func(o *Object) { o.Count("n") }, sdk.CodeInvalid, "n: is missing"},
+		{"negative count", `{"n": -1}`, func(o *Object) { o.CountOr("n", 2) }, sdk.CodeInvalid, "n: is -1, want a whole number from 0"},
+		{"indivisible", `{}`, func(o *Object) { o.Divides("kv", 3, "heads", 8) }, sdk.CodeInvalid, "kv: is 3, which does not divide heads 8"},
+		{"odd", `{}`, func(o *Object) { o.Even("dim", 3) }, sdk.CodeInvalid, "dim: is 3, want an even number"},
 		{"nested", `{"rope": {"factor": -1}}`, func(o *Object) { o.Object("rope").Positive("factor") }, sdk.CodeInvalid, "rope.factor: is -1"},
 		{"not built", `{"act": "gelu"}`, func(o *Object) { o.OneOf("act", "silu", "silu") }, sdk.CodeUnsupported, `act: "gelu" is not built; built are silu`},
 		{"invalid outranks not built", `{"act": "gelu"}`, func(o *Object) { o.OneOf("act", "silu", "silu"); o.Size("n") }, sdk.CodeInvalid, "n: is missing"},
@@ -139,7 +163,13 @@ func FuzzParse(f *testing.F) {
 			o.FloatOr(k, 0)
 			o.BoolOr(k, false)
 			o.StringOr(k, "")
+			if n := o.CountOr(k, 5); n < 0 || n > maxSize {
+				t.Fatalf("count %d out of bounds", n)
+			}
 			o.Strings(k)
+			o.Integers(k)
+			o.Bools(k)
+			o.PerLayer(k, 2, "a")
 			o.Object(k)
 		}
 		_ = o.Err()

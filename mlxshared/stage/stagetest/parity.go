@@ -48,6 +48,30 @@ func (p Parity) Each(t *testing.T, f func(t *testing.T, dir string)) {
 	Each(t, p.Root, slices.Concat(p.Checkpoints, p.Float32Only), f)
 }
 
+// Conformance runs the contract's own checks on checkpoints, each with its family, with as many of their cuts.
+func (p Parity) Conformance(t *testing.T, cuts int, families map[string]string, dtypes ...sdk.Dtype) {
+	for name, family := range families {
+		t.Run(name, func(t *testing.T) {
+			Conformance(t, p.Families, filepath.Join(p.Root, name), family, cuts, dtypes...)
+		})
+	}
+}
+
+// MissingTensors is the function of that name for every checkpoint.
+func (p Parity) MissingTensors(t *testing.T, aside ...string) {
+	p.Each(t, func(t *testing.T, dir string) { MissingTensors(t, p.Families, dir, aside...) })
+}
+
+// PlanFromConfig is the function of that name for every checkpoint.
+func (p Parity) PlanFromConfig(t *testing.T, tolerance float64) {
+	p.Each(t, func(t *testing.T, dir string) { PlanFromConfig(t, p.Families, dir, tolerance) })
+}
+
+// Float8 is the function of that name for the checkpoints.
+func (p Parity) Float8(t *testing.T, checkpoints ...string) {
+	Each(t, p.Root, checkpoints, func(t *testing.T, dir string) { Float8(t, p.Families, dir) })
+}
+
 // Run makes all comparisons.
 func (p Parity) Run(t *testing.T) {
 	compare := func(t *testing.T, dir string) {

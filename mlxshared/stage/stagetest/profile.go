@@ -69,6 +69,16 @@ func Weights(p *sdk.ModelProfile) int64 {
 	return n
 }
 
+// Parameters prices the published config of a model and wants so many billions of parameters, give or take a share of them.
+func Parameters(t *testing.T, families []stage.Family, name string, config map[string]any, billions, share float64) {
+	t.Helper()
+	const bytes = 2 // of a parameter in 16 bits
+	got := float64(Weights(Inspect(t, families, Bare(t, config)))) / bytes / 1e9
+	if math.Abs(got-billions) > share*billions {
+		t.Errorf("%s: %.2f billion parameters, want %.1f", name, got, billions)
+	}
+}
+
 // PlanFromConfig compares what the config of the checkpoint dir tells alone with what the headers tell, part by part. Bytes may
 // differ by so large a share.
 func PlanFromConfig(t *testing.T, families []stage.Family, dir string, tolerance float64) {
