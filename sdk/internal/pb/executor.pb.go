@@ -146,6 +146,58 @@ func (Code) EnumDescriptor() ([]byte, []int) {
 	return file_mlxcel_executor_v1_executor_proto_rawDescGZIP(), []int{1}
 }
 
+type StateKind int32
+
+const (
+	StateKind_STATE_KIND_NONE      StateKind = 0
+	StateKind_STATE_KIND_KV        StateKind = 1
+	StateKind_STATE_KIND_LATENT    StateKind = 2
+	StateKind_STATE_KIND_RECURRENT StateKind = 3
+)
+
+// Enum value maps for StateKind.
+var (
+	StateKind_name = map[int32]string{
+		0: "STATE_KIND_NONE",
+		1: "STATE_KIND_KV",
+		2: "STATE_KIND_LATENT",
+		3: "STATE_KIND_RECURRENT",
+	}
+	StateKind_value = map[string]int32{
+		"STATE_KIND_NONE":      0,
+		"STATE_KIND_KV":        1,
+		"STATE_KIND_LATENT":    2,
+		"STATE_KIND_RECURRENT": 3,
+	}
+)
+
+func (x StateKind) Enum() *StateKind {
+	p := new(StateKind)
+	*p = x
+	return p
+}
+
+func (x StateKind) String() string {
+	return protoimpl.X.EnumStringOf(x.Descriptor(), protoreflect.EnumNumber(x))
+}
+
+func (StateKind) Descriptor() protoreflect.EnumDescriptor {
+	return file_mlxcel_executor_v1_executor_proto_enumTypes[2].Descriptor()
+}
+
+func (StateKind) Type() protoreflect.EnumType {
+	return &file_mlxcel_executor_v1_executor_proto_enumTypes[2]
+}
+
+func (x StateKind) Number() protoreflect.EnumNumber {
+	return protoreflect.EnumNumber(x)
+}
+
+// Deprecated: Use StateKind.Descriptor instead.
+func (StateKind) EnumDescriptor() ([]byte, []int) {
+	return file_mlxcel_executor_v1_executor_proto_rawDescGZIP(), []int{2}
+}
+
 type Want int32
 
 const (
@@ -182,11 +234,11 @@ func (x Want) String() string {
 }
 
 func (Want) Descriptor() protoreflect.EnumDescriptor {
-	return file_mlxcel_executor_v1_executor_proto_enumTypes[2].Descriptor()
+	return file_mlxcel_executor_v1_executor_proto_enumTypes[3].Descriptor()
 }
 
 func (Want) Type() protoreflect.EnumType {
-	return &file_mlxcel_executor_v1_executor_proto_enumTypes[2]
+	return &file_mlxcel_executor_v1_executor_proto_enumTypes[3]
 }
 
 func (x Want) Number() protoreflect.EnumNumber {
@@ -195,7 +247,7 @@ func (x Want) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use Want.Descriptor instead.
 func (Want) EnumDescriptor() ([]byte, []int) {
-	return file_mlxcel_executor_v1_executor_proto_rawDescGZIP(), []int{2}
+	return file_mlxcel_executor_v1_executor_proto_rawDescGZIP(), []int{3}
 }
 
 // Error is an executor's error: a status detail of a unary call, an outcome on the step stream.
@@ -309,8 +361,9 @@ type Description struct {
 	Version         string                 `protobuf:"bytes,2,opt,name=version,proto3" json:"version,omitempty"`
 	ContractVersion int64                  `protobuf:"varint,3,opt,name=contract_version,json=contractVersion,proto3" json:"contract_version,omitempty"`
 	Runtime         string                 `protobuf:"bytes,4,opt,name=runtime,proto3" json:"runtime,omitempty"`
-	Device          *Device                `protobuf:"bytes,5,opt,name=device,proto3" json:"device,omitempty"`
 	Families        []*Family              `protobuf:"bytes,6,rep,name=families,proto3" json:"families,omitempty"`
+	Devices         []*Device              `protobuf:"bytes,7,rep,name=devices,proto3" json:"devices,omitempty"`
+	Capabilities    []string               `protobuf:"bytes,8,rep,name=capabilities,proto3" json:"capabilities,omitempty"`
 	unknownFields   protoimpl.UnknownFields
 	sizeCache       protoimpl.SizeCache
 }
@@ -373,16 +426,23 @@ func (x *Description) GetRuntime() string {
 	return ""
 }
 
-func (x *Description) GetDevice() *Device {
+func (x *Description) GetFamilies() []*Family {
 	if x != nil {
-		return x.Device
+		return x.Families
 	}
 	return nil
 }
 
-func (x *Description) GetFamilies() []*Family {
+func (x *Description) GetDevices() []*Device {
 	if x != nil {
-		return x.Families
+		return x.Devices
+	}
+	return nil
+}
+
+func (x *Description) GetCapabilities() []string {
+	if x != nil {
+		return x.Capabilities
 	}
 	return nil
 }
@@ -393,6 +453,8 @@ type Device struct {
 	Name          string                 `protobuf:"bytes,2,opt,name=name,proto3" json:"name,omitempty"`
 	TotalMemory   int64                  `protobuf:"varint,3,opt,name=total_memory,json=totalMemory,proto3" json:"total_memory,omitempty"`
 	FreeMemory    int64                  `protobuf:"varint,4,opt,name=free_memory,json=freeMemory,proto3" json:"free_memory,omitempty"`
+	Index         int64                  `protobuf:"varint,5,opt,name=index,proto3" json:"index,omitempty"`
+	Numerics      *Numerics              `protobuf:"bytes,6,opt,name=numerics,proto3" json:"numerics,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -455,6 +517,72 @@ func (x *Device) GetFreeMemory() int64 {
 	return 0
 }
 
+func (x *Device) GetIndex() int64 {
+	if x != nil {
+		return x.Index
+	}
+	return 0
+}
+
+func (x *Device) GetNumerics() *Numerics {
+	if x != nil {
+		return x.Numerics
+	}
+	return nil
+}
+
+type Numerics struct {
+	state          protoimpl.MessageState `protogen:"open.v1"`
+	BatchInvariant bool                   `protobuf:"varint,1,opt,name=batch_invariant,json=batchInvariant,proto3" json:"batch_invariant,omitempty"`
+	ChunkInvariant bool                   `protobuf:"varint,2,opt,name=chunk_invariant,json=chunkInvariant,proto3" json:"chunk_invariant,omitempty"`
+	unknownFields  protoimpl.UnknownFields
+	sizeCache      protoimpl.SizeCache
+}
+
+func (x *Numerics) Reset() {
+	*x = Numerics{}
+	mi := &file_mlxcel_executor_v1_executor_proto_msgTypes[4]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Numerics) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Numerics) ProtoMessage() {}
+
+func (x *Numerics) ProtoReflect() protoreflect.Message {
+	mi := &file_mlxcel_executor_v1_executor_proto_msgTypes[4]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Numerics.ProtoReflect.Descriptor instead.
+func (*Numerics) Descriptor() ([]byte, []int) {
+	return file_mlxcel_executor_v1_executor_proto_rawDescGZIP(), []int{4}
+}
+
+func (x *Numerics) GetBatchInvariant() bool {
+	if x != nil {
+		return x.BatchInvariant
+	}
+	return false
+}
+
+func (x *Numerics) GetChunkInvariant() bool {
+	if x != nil {
+		return x.ChunkInvariant
+	}
+	return false
+}
+
 type Family struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Name          string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
@@ -471,7 +599,7 @@ type Family struct {
 
 func (x *Family) Reset() {
 	*x = Family{}
-	mi := &file_mlxcel_executor_v1_executor_proto_msgTypes[4]
+	mi := &file_mlxcel_executor_v1_executor_proto_msgTypes[5]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -483,7 +611,7 @@ func (x *Family) String() string {
 func (*Family) ProtoMessage() {}
 
 func (x *Family) ProtoReflect() protoreflect.Message {
-	mi := &file_mlxcel_executor_v1_executor_proto_msgTypes[4]
+	mi := &file_mlxcel_executor_v1_executor_proto_msgTypes[5]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -496,7 +624,7 @@ func (x *Family) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Family.ProtoReflect.Descriptor instead.
 func (*Family) Descriptor() ([]byte, []int) {
-	return file_mlxcel_executor_v1_executor_proto_rawDescGZIP(), []int{4}
+	return file_mlxcel_executor_v1_executor_proto_rawDescGZIP(), []int{5}
 }
 
 func (x *Family) GetName() string {
@@ -565,7 +693,7 @@ type InspectRequest struct {
 
 func (x *InspectRequest) Reset() {
 	*x = InspectRequest{}
-	mi := &file_mlxcel_executor_v1_executor_proto_msgTypes[5]
+	mi := &file_mlxcel_executor_v1_executor_proto_msgTypes[6]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -577,7 +705,7 @@ func (x *InspectRequest) String() string {
 func (*InspectRequest) ProtoMessage() {}
 
 func (x *InspectRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_mlxcel_executor_v1_executor_proto_msgTypes[5]
+	mi := &file_mlxcel_executor_v1_executor_proto_msgTypes[6]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -590,7 +718,7 @@ func (x *InspectRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use InspectRequest.ProtoReflect.Descriptor instead.
 func (*InspectRequest) Descriptor() ([]byte, []int) {
-	return file_mlxcel_executor_v1_executor_proto_rawDescGZIP(), []int{5}
+	return file_mlxcel_executor_v1_executor_proto_rawDescGZIP(), []int{6}
 }
 
 func (x *InspectRequest) GetDir() string {
@@ -629,7 +757,7 @@ type ModelProfile struct {
 
 func (x *ModelProfile) Reset() {
 	*x = ModelProfile{}
-	mi := &file_mlxcel_executor_v1_executor_proto_msgTypes[6]
+	mi := &file_mlxcel_executor_v1_executor_proto_msgTypes[7]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -641,7 +769,7 @@ func (x *ModelProfile) String() string {
 func (*ModelProfile) ProtoMessage() {}
 
 func (x *ModelProfile) ProtoReflect() protoreflect.Message {
-	mi := &file_mlxcel_executor_v1_executor_proto_msgTypes[6]
+	mi := &file_mlxcel_executor_v1_executor_proto_msgTypes[7]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -654,7 +782,7 @@ func (x *ModelProfile) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ModelProfile.ProtoReflect.Descriptor instead.
 func (*ModelProfile) Descriptor() ([]byte, []int) {
-	return file_mlxcel_executor_v1_executor_proto_rawDescGZIP(), []int{6}
+	return file_mlxcel_executor_v1_executor_proto_rawDescGZIP(), []int{7}
 }
 
 func (x *ModelProfile) GetFamily() string {
@@ -756,19 +884,17 @@ func (x *ModelProfile) GetTiedBytes() int64 {
 }
 
 type LayerProfile struct {
-	state           protoimpl.MessageState `protogen:"open.v1"`
-	Kind            string                 `protobuf:"bytes,1,opt,name=kind,proto3" json:"kind,omitempty"`
-	Weights         int64                  `protobuf:"varint,2,opt,name=weights,proto3" json:"weights,omitempty"`
-	KvBytesPerToken int64                  `protobuf:"varint,3,opt,name=kv_bytes_per_token,json=kvBytesPerToken,proto3" json:"kv_bytes_per_token,omitempty"`
-	KvWindow        int64                  `protobuf:"varint,4,opt,name=kv_window,json=kvWindow,proto3" json:"kv_window,omitempty"`
-	StateBytes      int64                  `protobuf:"varint,5,opt,name=state_bytes,json=stateBytes,proto3" json:"state_bytes,omitempty"`
-	unknownFields   protoimpl.UnknownFields
-	sizeCache       protoimpl.SizeCache
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Kind          string                 `protobuf:"bytes,1,opt,name=kind,proto3" json:"kind,omitempty"`
+	Weights       int64                  `protobuf:"varint,2,opt,name=weights,proto3" json:"weights,omitempty"`
+	States        []*StateProfile        `protobuf:"bytes,3,rep,name=states,proto3" json:"states,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
 }
 
 func (x *LayerProfile) Reset() {
 	*x = LayerProfile{}
-	mi := &file_mlxcel_executor_v1_executor_proto_msgTypes[7]
+	mi := &file_mlxcel_executor_v1_executor_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -780,7 +906,7 @@ func (x *LayerProfile) String() string {
 func (*LayerProfile) ProtoMessage() {}
 
 func (x *LayerProfile) ProtoReflect() protoreflect.Message {
-	mi := &file_mlxcel_executor_v1_executor_proto_msgTypes[7]
+	mi := &file_mlxcel_executor_v1_executor_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -793,7 +919,7 @@ func (x *LayerProfile) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LayerProfile.ProtoReflect.Descriptor instead.
 func (*LayerProfile) Descriptor() ([]byte, []int) {
-	return file_mlxcel_executor_v1_executor_proto_rawDescGZIP(), []int{7}
+	return file_mlxcel_executor_v1_executor_proto_rawDescGZIP(), []int{8}
 }
 
 func (x *LayerProfile) GetKind() string {
@@ -810,23 +936,85 @@ func (x *LayerProfile) GetWeights() int64 {
 	return 0
 }
 
-func (x *LayerProfile) GetKvBytesPerToken() int64 {
+func (x *LayerProfile) GetStates() []*StateProfile {
 	if x != nil {
-		return x.KvBytesPerToken
+		return x.States
+	}
+	return nil
+}
+
+type StateProfile struct {
+	state            protoimpl.MessageState `protogen:"open.v1"`
+	Kind             StateKind              `protobuf:"varint,1,opt,name=kind,proto3,enum=mlxcel.executor.v1.StateKind" json:"kind,omitempty"`
+	BytesPerPosition int64                  `protobuf:"varint,2,opt,name=bytes_per_position,json=bytesPerPosition,proto3" json:"bytes_per_position,omitempty"`
+	Window           int64                  `protobuf:"varint,3,opt,name=window,proto3" json:"window,omitempty"`
+	Fixed            int64                  `protobuf:"varint,4,opt,name=fixed,proto3" json:"fixed,omitempty"`
+	Block            int64                  `protobuf:"varint,5,opt,name=block,proto3" json:"block,omitempty"`
+	unknownFields    protoimpl.UnknownFields
+	sizeCache        protoimpl.SizeCache
+}
+
+func (x *StateProfile) Reset() {
+	*x = StateProfile{}
+	mi := &file_mlxcel_executor_v1_executor_proto_msgTypes[9]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *StateProfile) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*StateProfile) ProtoMessage() {}
+
+func (x *StateProfile) ProtoReflect() protoreflect.Message {
+	mi := &file_mlxcel_executor_v1_executor_proto_msgTypes[9]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use StateProfile.ProtoReflect.Descriptor instead.
+func (*StateProfile) Descriptor() ([]byte, []int) {
+	return file_mlxcel_executor_v1_executor_proto_rawDescGZIP(), []int{9}
+}
+
+func (x *StateProfile) GetKind() StateKind {
+	if x != nil {
+		return x.Kind
+	}
+	return StateKind_STATE_KIND_NONE
+}
+
+func (x *StateProfile) GetBytesPerPosition() int64 {
+	if x != nil {
+		return x.BytesPerPosition
 	}
 	return 0
 }
 
-func (x *LayerProfile) GetKvWindow() int64 {
+func (x *StateProfile) GetWindow() int64 {
 	if x != nil {
-		return x.KvWindow
+		return x.Window
 	}
 	return 0
 }
 
-func (x *LayerProfile) GetStateBytes() int64 {
+func (x *StateProfile) GetFixed() int64 {
 	if x != nil {
-		return x.StateBytes
+		return x.Fixed
+	}
+	return 0
+}
+
+func (x *StateProfile) GetBlock() int64 {
+	if x != nil {
+		return x.Block
 	}
 	return 0
 }
@@ -842,7 +1030,7 @@ type AdjacencyGroup struct {
 
 func (x *AdjacencyGroup) Reset() {
 	*x = AdjacencyGroup{}
-	mi := &file_mlxcel_executor_v1_executor_proto_msgTypes[8]
+	mi := &file_mlxcel_executor_v1_executor_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -854,7 +1042,7 @@ func (x *AdjacencyGroup) String() string {
 func (*AdjacencyGroup) ProtoMessage() {}
 
 func (x *AdjacencyGroup) ProtoReflect() protoreflect.Message {
-	mi := &file_mlxcel_executor_v1_executor_proto_msgTypes[8]
+	mi := &file_mlxcel_executor_v1_executor_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -867,7 +1055,7 @@ func (x *AdjacencyGroup) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AdjacencyGroup.ProtoReflect.Descriptor instead.
 func (*AdjacencyGroup) Descriptor() ([]byte, []int) {
-	return file_mlxcel_executor_v1_executor_proto_rawDescGZIP(), []int{8}
+	return file_mlxcel_executor_v1_executor_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *AdjacencyGroup) GetSource() int64 {
@@ -901,7 +1089,7 @@ type Boundary struct {
 
 func (x *Boundary) Reset() {
 	*x = Boundary{}
-	mi := &file_mlxcel_executor_v1_executor_proto_msgTypes[9]
+	mi := &file_mlxcel_executor_v1_executor_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -913,7 +1101,7 @@ func (x *Boundary) String() string {
 func (*Boundary) ProtoMessage() {}
 
 func (x *Boundary) ProtoReflect() protoreflect.Message {
-	mi := &file_mlxcel_executor_v1_executor_proto_msgTypes[9]
+	mi := &file_mlxcel_executor_v1_executor_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -926,7 +1114,7 @@ func (x *Boundary) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Boundary.ProtoReflect.Descriptor instead.
 func (*Boundary) Descriptor() ([]byte, []int) {
-	return file_mlxcel_executor_v1_executor_proto_rawDescGZIP(), []int{9}
+	return file_mlxcel_executor_v1_executor_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *Boundary) GetWidth() int64 {
@@ -953,7 +1141,7 @@ type LayerRange struct {
 
 func (x *LayerRange) Reset() {
 	*x = LayerRange{}
-	mi := &file_mlxcel_executor_v1_executor_proto_msgTypes[10]
+	mi := &file_mlxcel_executor_v1_executor_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -965,7 +1153,7 @@ func (x *LayerRange) String() string {
 func (*LayerRange) ProtoMessage() {}
 
 func (x *LayerRange) ProtoReflect() protoreflect.Message {
-	mi := &file_mlxcel_executor_v1_executor_proto_msgTypes[10]
+	mi := &file_mlxcel_executor_v1_executor_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -978,7 +1166,7 @@ func (x *LayerRange) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LayerRange.ProtoReflect.Descriptor instead.
 func (*LayerRange) Descriptor() ([]byte, []int) {
-	return file_mlxcel_executor_v1_executor_proto_rawDescGZIP(), []int{10}
+	return file_mlxcel_executor_v1_executor_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *LayerRange) GetStart() int64 {
@@ -1006,7 +1194,7 @@ type RegionLayout struct {
 
 func (x *RegionLayout) Reset() {
 	*x = RegionLayout{}
-	mi := &file_mlxcel_executor_v1_executor_proto_msgTypes[11]
+	mi := &file_mlxcel_executor_v1_executor_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1018,7 +1206,7 @@ func (x *RegionLayout) String() string {
 func (*RegionLayout) ProtoMessage() {}
 
 func (x *RegionLayout) ProtoReflect() protoreflect.Message {
-	mi := &file_mlxcel_executor_v1_executor_proto_msgTypes[11]
+	mi := &file_mlxcel_executor_v1_executor_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1031,7 +1219,7 @@ func (x *RegionLayout) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RegionLayout.ProtoReflect.Descriptor instead.
 func (*RegionLayout) Descriptor() ([]byte, []int) {
-	return file_mlxcel_executor_v1_executor_proto_rawDescGZIP(), []int{11}
+	return file_mlxcel_executor_v1_executor_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *RegionLayout) GetSlots() int64 {
@@ -1069,13 +1257,14 @@ type LoadRequest struct {
 	TpSize        int64                  `protobuf:"varint,10,opt,name=tp_size,json=tpSize,proto3" json:"tp_size,omitempty"`
 	Adapter       string                 `protobuf:"bytes,11,opt,name=adapter,proto3" json:"adapter,omitempty"`
 	Region        *RegionLayout          `protobuf:"bytes,12,opt,name=region,proto3" json:"region,omitempty"`
+	Device        int64                  `protobuf:"varint,13,opt,name=device,proto3" json:"device,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *LoadRequest) Reset() {
 	*x = LoadRequest{}
-	mi := &file_mlxcel_executor_v1_executor_proto_msgTypes[12]
+	mi := &file_mlxcel_executor_v1_executor_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1087,7 +1276,7 @@ func (x *LoadRequest) String() string {
 func (*LoadRequest) ProtoMessage() {}
 
 func (x *LoadRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_mlxcel_executor_v1_executor_proto_msgTypes[12]
+	mi := &file_mlxcel_executor_v1_executor_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1100,7 +1289,7 @@ func (x *LoadRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LoadRequest.ProtoReflect.Descriptor instead.
 func (*LoadRequest) Descriptor() ([]byte, []int) {
-	return file_mlxcel_executor_v1_executor_proto_rawDescGZIP(), []int{12}
+	return file_mlxcel_executor_v1_executor_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *LoadRequest) GetDir() string {
@@ -1187,6 +1376,13 @@ func (x *LoadRequest) GetRegion() *RegionLayout {
 	return nil
 }
 
+func (x *LoadRequest) GetDevice() int64 {
+	if x != nil {
+		return x.Device
+	}
+	return 0
+}
+
 type LoadEvent struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Types that are valid to be assigned to Event:
@@ -1200,7 +1396,7 @@ type LoadEvent struct {
 
 func (x *LoadEvent) Reset() {
 	*x = LoadEvent{}
-	mi := &file_mlxcel_executor_v1_executor_proto_msgTypes[13]
+	mi := &file_mlxcel_executor_v1_executor_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1212,7 +1408,7 @@ func (x *LoadEvent) String() string {
 func (*LoadEvent) ProtoMessage() {}
 
 func (x *LoadEvent) ProtoReflect() protoreflect.Message {
-	mi := &file_mlxcel_executor_v1_executor_proto_msgTypes[13]
+	mi := &file_mlxcel_executor_v1_executor_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1225,7 +1421,7 @@ func (x *LoadEvent) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LoadEvent.ProtoReflect.Descriptor instead.
 func (*LoadEvent) Descriptor() ([]byte, []int) {
-	return file_mlxcel_executor_v1_executor_proto_rawDescGZIP(), []int{13}
+	return file_mlxcel_executor_v1_executor_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *LoadEvent) GetEvent() isLoadEvent_Event {
@@ -1280,7 +1476,7 @@ type LoadProgress struct {
 
 func (x *LoadProgress) Reset() {
 	*x = LoadProgress{}
-	mi := &file_mlxcel_executor_v1_executor_proto_msgTypes[14]
+	mi := &file_mlxcel_executor_v1_executor_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1292,7 +1488,7 @@ func (x *LoadProgress) String() string {
 func (*LoadProgress) ProtoMessage() {}
 
 func (x *LoadProgress) ProtoReflect() protoreflect.Message {
-	mi := &file_mlxcel_executor_v1_executor_proto_msgTypes[14]
+	mi := &file_mlxcel_executor_v1_executor_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1305,7 +1501,7 @@ func (x *LoadProgress) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LoadProgress.ProtoReflect.Descriptor instead.
 func (*LoadProgress) Descriptor() ([]byte, []int) {
-	return file_mlxcel_executor_v1_executor_proto_rawDescGZIP(), []int{14}
+	return file_mlxcel_executor_v1_executor_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *LoadProgress) GetLoaded() int64 {
@@ -1341,7 +1537,7 @@ type LoadReport struct {
 
 func (x *LoadReport) Reset() {
 	*x = LoadReport{}
-	mi := &file_mlxcel_executor_v1_executor_proto_msgTypes[15]
+	mi := &file_mlxcel_executor_v1_executor_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1353,7 +1549,7 @@ func (x *LoadReport) String() string {
 func (*LoadReport) ProtoMessage() {}
 
 func (x *LoadReport) ProtoReflect() protoreflect.Message {
-	mi := &file_mlxcel_executor_v1_executor_proto_msgTypes[15]
+	mi := &file_mlxcel_executor_v1_executor_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1366,7 +1562,7 @@ func (x *LoadReport) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LoadReport.ProtoReflect.Descriptor instead.
 func (*LoadReport) Descriptor() ([]byte, []int) {
-	return file_mlxcel_executor_v1_executor_proto_rawDescGZIP(), []int{15}
+	return file_mlxcel_executor_v1_executor_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *LoadReport) GetWeightBytes() int64 {
@@ -1414,7 +1610,7 @@ type Operation struct {
 
 func (x *Operation) Reset() {
 	*x = Operation{}
-	mi := &file_mlxcel_executor_v1_executor_proto_msgTypes[16]
+	mi := &file_mlxcel_executor_v1_executor_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1426,7 +1622,7 @@ func (x *Operation) String() string {
 func (*Operation) ProtoMessage() {}
 
 func (x *Operation) ProtoReflect() protoreflect.Message {
-	mi := &file_mlxcel_executor_v1_executor_proto_msgTypes[16]
+	mi := &file_mlxcel_executor_v1_executor_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1439,7 +1635,7 @@ func (x *Operation) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Operation.ProtoReflect.Descriptor instead.
 func (*Operation) Descriptor() ([]byte, []int) {
-	return file_mlxcel_executor_v1_executor_proto_rawDescGZIP(), []int{16}
+	return file_mlxcel_executor_v1_executor_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *Operation) GetNumber() uint64 {
@@ -1550,7 +1746,7 @@ type Outcome struct {
 
 func (x *Outcome) Reset() {
 	*x = Outcome{}
-	mi := &file_mlxcel_executor_v1_executor_proto_msgTypes[17]
+	mi := &file_mlxcel_executor_v1_executor_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1562,7 +1758,7 @@ func (x *Outcome) String() string {
 func (*Outcome) ProtoMessage() {}
 
 func (x *Outcome) ProtoReflect() protoreflect.Message {
-	mi := &file_mlxcel_executor_v1_executor_proto_msgTypes[17]
+	mi := &file_mlxcel_executor_v1_executor_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1575,7 +1771,7 @@ func (x *Outcome) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Outcome.ProtoReflect.Descriptor instead.
 func (*Outcome) Descriptor() ([]byte, []int) {
-	return file_mlxcel_executor_v1_executor_proto_rawDescGZIP(), []int{17}
+	return file_mlxcel_executor_v1_executor_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *Outcome) GetNumber() uint64 {
@@ -1649,7 +1845,7 @@ type Done struct {
 
 func (x *Done) Reset() {
 	*x = Done{}
-	mi := &file_mlxcel_executor_v1_executor_proto_msgTypes[18]
+	mi := &file_mlxcel_executor_v1_executor_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1661,7 +1857,7 @@ func (x *Done) String() string {
 func (*Done) ProtoMessage() {}
 
 func (x *Done) ProtoReflect() protoreflect.Message {
-	mi := &file_mlxcel_executor_v1_executor_proto_msgTypes[18]
+	mi := &file_mlxcel_executor_v1_executor_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1674,7 +1870,7 @@ func (x *Done) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Done.ProtoReflect.Descriptor instead.
 func (*Done) Descriptor() ([]byte, []int) {
-	return file_mlxcel_executor_v1_executor_proto_rawDescGZIP(), []int{18}
+	return file_mlxcel_executor_v1_executor_proto_rawDescGZIP(), []int{20}
 }
 
 type Reserve struct {
@@ -1690,7 +1886,7 @@ type Reserve struct {
 
 func (x *Reserve) Reset() {
 	*x = Reserve{}
-	mi := &file_mlxcel_executor_v1_executor_proto_msgTypes[19]
+	mi := &file_mlxcel_executor_v1_executor_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1702,7 +1898,7 @@ func (x *Reserve) String() string {
 func (*Reserve) ProtoMessage() {}
 
 func (x *Reserve) ProtoReflect() protoreflect.Message {
-	mi := &file_mlxcel_executor_v1_executor_proto_msgTypes[19]
+	mi := &file_mlxcel_executor_v1_executor_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1715,7 +1911,7 @@ func (x *Reserve) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Reserve.ProtoReflect.Descriptor instead.
 func (*Reserve) Descriptor() ([]byte, []int) {
-	return file_mlxcel_executor_v1_executor_proto_rawDescGZIP(), []int{19}
+	return file_mlxcel_executor_v1_executor_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *Reserve) GetSeq() uint64 {
@@ -1771,7 +1967,7 @@ type Sampler struct {
 
 func (x *Sampler) Reset() {
 	*x = Sampler{}
-	mi := &file_mlxcel_executor_v1_executor_proto_msgTypes[20]
+	mi := &file_mlxcel_executor_v1_executor_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1783,7 +1979,7 @@ func (x *Sampler) String() string {
 func (*Sampler) ProtoMessage() {}
 
 func (x *Sampler) ProtoReflect() protoreflect.Message {
-	mi := &file_mlxcel_executor_v1_executor_proto_msgTypes[20]
+	mi := &file_mlxcel_executor_v1_executor_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1796,7 +1992,7 @@ func (x *Sampler) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Sampler.ProtoReflect.Descriptor instead.
 func (*Sampler) Descriptor() ([]byte, []int) {
-	return file_mlxcel_executor_v1_executor_proto_rawDescGZIP(), []int{20}
+	return file_mlxcel_executor_v1_executor_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *Sampler) GetTemperature() float32 {
@@ -1878,7 +2074,7 @@ type Release struct {
 
 func (x *Release) Reset() {
 	*x = Release{}
-	mi := &file_mlxcel_executor_v1_executor_proto_msgTypes[21]
+	mi := &file_mlxcel_executor_v1_executor_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1890,7 +2086,7 @@ func (x *Release) String() string {
 func (*Release) ProtoMessage() {}
 
 func (x *Release) ProtoReflect() protoreflect.Message {
-	mi := &file_mlxcel_executor_v1_executor_proto_msgTypes[21]
+	mi := &file_mlxcel_executor_v1_executor_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1903,7 +2099,7 @@ func (x *Release) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Release.ProtoReflect.Descriptor instead.
 func (*Release) Descriptor() ([]byte, []int) {
-	return file_mlxcel_executor_v1_executor_proto_rawDescGZIP(), []int{21}
+	return file_mlxcel_executor_v1_executor_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *Release) GetSeq() uint64 {
@@ -1923,7 +2119,7 @@ type Truncate struct {
 
 func (x *Truncate) Reset() {
 	*x = Truncate{}
-	mi := &file_mlxcel_executor_v1_executor_proto_msgTypes[22]
+	mi := &file_mlxcel_executor_v1_executor_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1935,7 +2131,7 @@ func (x *Truncate) String() string {
 func (*Truncate) ProtoMessage() {}
 
 func (x *Truncate) ProtoReflect() protoreflect.Message {
-	mi := &file_mlxcel_executor_v1_executor_proto_msgTypes[22]
+	mi := &file_mlxcel_executor_v1_executor_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1948,7 +2144,7 @@ func (x *Truncate) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Truncate.ProtoReflect.Descriptor instead.
 func (*Truncate) Descriptor() ([]byte, []int) {
-	return file_mlxcel_executor_v1_executor_proto_rawDescGZIP(), []int{22}
+	return file_mlxcel_executor_v1_executor_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *Truncate) GetSeq() uint64 {
@@ -1975,7 +2171,7 @@ type Fork struct {
 
 func (x *Fork) Reset() {
 	*x = Fork{}
-	mi := &file_mlxcel_executor_v1_executor_proto_msgTypes[23]
+	mi := &file_mlxcel_executor_v1_executor_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1987,7 +2183,7 @@ func (x *Fork) String() string {
 func (*Fork) ProtoMessage() {}
 
 func (x *Fork) ProtoReflect() protoreflect.Message {
-	mi := &file_mlxcel_executor_v1_executor_proto_msgTypes[23]
+	mi := &file_mlxcel_executor_v1_executor_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2000,7 +2196,7 @@ func (x *Fork) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Fork.ProtoReflect.Descriptor instead.
 func (*Fork) Descriptor() ([]byte, []int) {
-	return file_mlxcel_executor_v1_executor_proto_rawDescGZIP(), []int{23}
+	return file_mlxcel_executor_v1_executor_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *Fork) GetFrom() uint64 {
@@ -2030,7 +2226,7 @@ type Tensor struct {
 
 func (x *Tensor) Reset() {
 	*x = Tensor{}
-	mi := &file_mlxcel_executor_v1_executor_proto_msgTypes[24]
+	mi := &file_mlxcel_executor_v1_executor_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2042,7 +2238,7 @@ func (x *Tensor) String() string {
 func (*Tensor) ProtoMessage() {}
 
 func (x *Tensor) ProtoReflect() protoreflect.Message {
-	mi := &file_mlxcel_executor_v1_executor_proto_msgTypes[24]
+	mi := &file_mlxcel_executor_v1_executor_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2055,7 +2251,7 @@ func (x *Tensor) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Tensor.ProtoReflect.Descriptor instead.
 func (*Tensor) Descriptor() ([]byte, []int) {
-	return file_mlxcel_executor_v1_executor_proto_rawDescGZIP(), []int{24}
+	return file_mlxcel_executor_v1_executor_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *Tensor) GetDtype() Dtype {
@@ -2098,7 +2294,7 @@ type Step struct {
 
 func (x *Step) Reset() {
 	*x = Step{}
-	mi := &file_mlxcel_executor_v1_executor_proto_msgTypes[25]
+	mi := &file_mlxcel_executor_v1_executor_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2110,7 +2306,7 @@ func (x *Step) String() string {
 func (*Step) ProtoMessage() {}
 
 func (x *Step) ProtoReflect() protoreflect.Message {
-	mi := &file_mlxcel_executor_v1_executor_proto_msgTypes[25]
+	mi := &file_mlxcel_executor_v1_executor_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2123,7 +2319,7 @@ func (x *Step) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Step.ProtoReflect.Descriptor instead.
 func (*Step) Descriptor() ([]byte, []int) {
-	return file_mlxcel_executor_v1_executor_proto_rawDescGZIP(), []int{25}
+	return file_mlxcel_executor_v1_executor_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *Step) GetId() uint64 {
@@ -2171,7 +2367,7 @@ type SeqStep struct {
 
 func (x *SeqStep) Reset() {
 	*x = SeqStep{}
-	mi := &file_mlxcel_executor_v1_executor_proto_msgTypes[26]
+	mi := &file_mlxcel_executor_v1_executor_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2183,7 +2379,7 @@ func (x *SeqStep) String() string {
 func (*SeqStep) ProtoMessage() {}
 
 func (x *SeqStep) ProtoReflect() protoreflect.Message {
-	mi := &file_mlxcel_executor_v1_executor_proto_msgTypes[26]
+	mi := &file_mlxcel_executor_v1_executor_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2196,7 +2392,7 @@ func (x *SeqStep) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SeqStep.ProtoReflect.Descriptor instead.
 func (*SeqStep) Descriptor() ([]byte, []int) {
-	return file_mlxcel_executor_v1_executor_proto_rawDescGZIP(), []int{26}
+	return file_mlxcel_executor_v1_executor_proto_rawDescGZIP(), []int{28}
 }
 
 func (x *SeqStep) GetSeq() uint64 {
@@ -2274,7 +2470,7 @@ type StepResult struct {
 
 func (x *StepResult) Reset() {
 	*x = StepResult{}
-	mi := &file_mlxcel_executor_v1_executor_proto_msgTypes[27]
+	mi := &file_mlxcel_executor_v1_executor_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2286,7 +2482,7 @@ func (x *StepResult) String() string {
 func (*StepResult) ProtoMessage() {}
 
 func (x *StepResult) ProtoReflect() protoreflect.Message {
-	mi := &file_mlxcel_executor_v1_executor_proto_msgTypes[27]
+	mi := &file_mlxcel_executor_v1_executor_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2299,7 +2495,7 @@ func (x *StepResult) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StepResult.ProtoReflect.Descriptor instead.
 func (*StepResult) Descriptor() ([]byte, []int) {
-	return file_mlxcel_executor_v1_executor_proto_rawDescGZIP(), []int{27}
+	return file_mlxcel_executor_v1_executor_proto_rawDescGZIP(), []int{29}
 }
 
 func (x *StepResult) GetId() uint64 {
@@ -2344,7 +2540,7 @@ type SeqResult struct {
 
 func (x *SeqResult) Reset() {
 	*x = SeqResult{}
-	mi := &file_mlxcel_executor_v1_executor_proto_msgTypes[28]
+	mi := &file_mlxcel_executor_v1_executor_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2356,7 +2552,7 @@ func (x *SeqResult) String() string {
 func (*SeqResult) ProtoMessage() {}
 
 func (x *SeqResult) ProtoReflect() protoreflect.Message {
-	mi := &file_mlxcel_executor_v1_executor_proto_msgTypes[28]
+	mi := &file_mlxcel_executor_v1_executor_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2369,7 +2565,7 @@ func (x *SeqResult) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SeqResult.ProtoReflect.Descriptor instead.
 func (*SeqResult) Descriptor() ([]byte, []int) {
-	return file_mlxcel_executor_v1_executor_proto_rawDescGZIP(), []int{28}
+	return file_mlxcel_executor_v1_executor_proto_rawDescGZIP(), []int{30}
 }
 
 func (x *SeqResult) GetSeq() uint64 {
@@ -2425,7 +2621,7 @@ type TokenScore struct {
 
 func (x *TokenScore) Reset() {
 	*x = TokenScore{}
-	mi := &file_mlxcel_executor_v1_executor_proto_msgTypes[29]
+	mi := &file_mlxcel_executor_v1_executor_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2437,7 +2633,7 @@ func (x *TokenScore) String() string {
 func (*TokenScore) ProtoMessage() {}
 
 func (x *TokenScore) ProtoReflect() protoreflect.Message {
-	mi := &file_mlxcel_executor_v1_executor_proto_msgTypes[29]
+	mi := &file_mlxcel_executor_v1_executor_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2450,7 +2646,7 @@ func (x *TokenScore) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TokenScore.ProtoReflect.Descriptor instead.
 func (*TokenScore) Descriptor() ([]byte, []int) {
-	return file_mlxcel_executor_v1_executor_proto_rawDescGZIP(), []int{29}
+	return file_mlxcel_executor_v1_executor_proto_rawDescGZIP(), []int{31}
 }
 
 func (x *TokenScore) GetToken() int32 {
@@ -2483,7 +2679,7 @@ type CancelRequest struct {
 
 func (x *CancelRequest) Reset() {
 	*x = CancelRequest{}
-	mi := &file_mlxcel_executor_v1_executor_proto_msgTypes[30]
+	mi := &file_mlxcel_executor_v1_executor_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2495,7 +2691,7 @@ func (x *CancelRequest) String() string {
 func (*CancelRequest) ProtoMessage() {}
 
 func (x *CancelRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_mlxcel_executor_v1_executor_proto_msgTypes[30]
+	mi := &file_mlxcel_executor_v1_executor_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2508,7 +2704,7 @@ func (x *CancelRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CancelRequest.ProtoReflect.Descriptor instead.
 func (*CancelRequest) Descriptor() ([]byte, []int) {
-	return file_mlxcel_executor_v1_executor_proto_rawDescGZIP(), []int{30}
+	return file_mlxcel_executor_v1_executor_proto_rawDescGZIP(), []int{32}
 }
 
 func (x *CancelRequest) GetNumber() uint64 {
@@ -2526,7 +2722,7 @@ type CancelReply struct {
 
 func (x *CancelReply) Reset() {
 	*x = CancelReply{}
-	mi := &file_mlxcel_executor_v1_executor_proto_msgTypes[31]
+	mi := &file_mlxcel_executor_v1_executor_proto_msgTypes[33]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2538,7 +2734,7 @@ func (x *CancelReply) String() string {
 func (*CancelReply) ProtoMessage() {}
 
 func (x *CancelReply) ProtoReflect() protoreflect.Message {
-	mi := &file_mlxcel_executor_v1_executor_proto_msgTypes[31]
+	mi := &file_mlxcel_executor_v1_executor_proto_msgTypes[33]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2551,7 +2747,7 @@ func (x *CancelReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CancelReply.ProtoReflect.Descriptor instead.
 func (*CancelReply) Descriptor() ([]byte, []int) {
-	return file_mlxcel_executor_v1_executor_proto_rawDescGZIP(), []int{31}
+	return file_mlxcel_executor_v1_executor_proto_rawDescGZIP(), []int{33}
 }
 
 type ImportRequest struct {
@@ -2566,7 +2762,7 @@ type ImportRequest struct {
 
 func (x *ImportRequest) Reset() {
 	*x = ImportRequest{}
-	mi := &file_mlxcel_executor_v1_executor_proto_msgTypes[32]
+	mi := &file_mlxcel_executor_v1_executor_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2578,7 +2774,7 @@ func (x *ImportRequest) String() string {
 func (*ImportRequest) ProtoMessage() {}
 
 func (x *ImportRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_mlxcel_executor_v1_executor_proto_msgTypes[32]
+	mi := &file_mlxcel_executor_v1_executor_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2591,7 +2787,7 @@ func (x *ImportRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ImportRequest.ProtoReflect.Descriptor instead.
 func (*ImportRequest) Descriptor() ([]byte, []int) {
-	return file_mlxcel_executor_v1_executor_proto_rawDescGZIP(), []int{32}
+	return file_mlxcel_executor_v1_executor_proto_rawDescGZIP(), []int{34}
 }
 
 func (x *ImportRequest) GetFormat() string {
@@ -2643,7 +2839,7 @@ type Value struct {
 
 func (x *Value) Reset() {
 	*x = Value{}
-	mi := &file_mlxcel_executor_v1_executor_proto_msgTypes[33]
+	mi := &file_mlxcel_executor_v1_executor_proto_msgTypes[35]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2655,7 +2851,7 @@ func (x *Value) String() string {
 func (*Value) ProtoMessage() {}
 
 func (x *Value) ProtoReflect() protoreflect.Message {
-	mi := &file_mlxcel_executor_v1_executor_proto_msgTypes[33]
+	mi := &file_mlxcel_executor_v1_executor_proto_msgTypes[35]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2668,7 +2864,7 @@ func (x *Value) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Value.ProtoReflect.Descriptor instead.
 func (*Value) Descriptor() ([]byte, []int) {
-	return file_mlxcel_executor_v1_executor_proto_rawDescGZIP(), []int{33}
+	return file_mlxcel_executor_v1_executor_proto_rawDescGZIP(), []int{35}
 }
 
 func (x *Value) GetValue() isValue_Value {
@@ -2841,7 +3037,7 @@ type Texts struct {
 
 func (x *Texts) Reset() {
 	*x = Texts{}
-	mi := &file_mlxcel_executor_v1_executor_proto_msgTypes[34]
+	mi := &file_mlxcel_executor_v1_executor_proto_msgTypes[36]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2853,7 +3049,7 @@ func (x *Texts) String() string {
 func (*Texts) ProtoMessage() {}
 
 func (x *Texts) ProtoReflect() protoreflect.Message {
-	mi := &file_mlxcel_executor_v1_executor_proto_msgTypes[34]
+	mi := &file_mlxcel_executor_v1_executor_proto_msgTypes[36]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2866,7 +3062,7 @@ func (x *Texts) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Texts.ProtoReflect.Descriptor instead.
 func (*Texts) Descriptor() ([]byte, []int) {
-	return file_mlxcel_executor_v1_executor_proto_rawDescGZIP(), []int{34}
+	return file_mlxcel_executor_v1_executor_proto_rawDescGZIP(), []int{36}
 }
 
 func (x *Texts) GetValues() []string {
@@ -2885,7 +3081,7 @@ type Ints struct {
 
 func (x *Ints) Reset() {
 	*x = Ints{}
-	mi := &file_mlxcel_executor_v1_executor_proto_msgTypes[35]
+	mi := &file_mlxcel_executor_v1_executor_proto_msgTypes[37]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2897,7 +3093,7 @@ func (x *Ints) String() string {
 func (*Ints) ProtoMessage() {}
 
 func (x *Ints) ProtoReflect() protoreflect.Message {
-	mi := &file_mlxcel_executor_v1_executor_proto_msgTypes[35]
+	mi := &file_mlxcel_executor_v1_executor_proto_msgTypes[37]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2910,7 +3106,7 @@ func (x *Ints) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Ints.ProtoReflect.Descriptor instead.
 func (*Ints) Descriptor() ([]byte, []int) {
-	return file_mlxcel_executor_v1_executor_proto_rawDescGZIP(), []int{35}
+	return file_mlxcel_executor_v1_executor_proto_rawDescGZIP(), []int{37}
 }
 
 func (x *Ints) GetValues() []int64 {
@@ -2929,7 +3125,7 @@ type Uints struct {
 
 func (x *Uints) Reset() {
 	*x = Uints{}
-	mi := &file_mlxcel_executor_v1_executor_proto_msgTypes[36]
+	mi := &file_mlxcel_executor_v1_executor_proto_msgTypes[38]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2941,7 +3137,7 @@ func (x *Uints) String() string {
 func (*Uints) ProtoMessage() {}
 
 func (x *Uints) ProtoReflect() protoreflect.Message {
-	mi := &file_mlxcel_executor_v1_executor_proto_msgTypes[36]
+	mi := &file_mlxcel_executor_v1_executor_proto_msgTypes[38]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2954,7 +3150,7 @@ func (x *Uints) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Uints.ProtoReflect.Descriptor instead.
 func (*Uints) Descriptor() ([]byte, []int) {
-	return file_mlxcel_executor_v1_executor_proto_rawDescGZIP(), []int{36}
+	return file_mlxcel_executor_v1_executor_proto_rawDescGZIP(), []int{38}
 }
 
 func (x *Uints) GetValues() []uint64 {
@@ -2973,7 +3169,7 @@ type Floats struct {
 
 func (x *Floats) Reset() {
 	*x = Floats{}
-	mi := &file_mlxcel_executor_v1_executor_proto_msgTypes[37]
+	mi := &file_mlxcel_executor_v1_executor_proto_msgTypes[39]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2985,7 +3181,7 @@ func (x *Floats) String() string {
 func (*Floats) ProtoMessage() {}
 
 func (x *Floats) ProtoReflect() protoreflect.Message {
-	mi := &file_mlxcel_executor_v1_executor_proto_msgTypes[37]
+	mi := &file_mlxcel_executor_v1_executor_proto_msgTypes[39]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2998,7 +3194,7 @@ func (x *Floats) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Floats.ProtoReflect.Descriptor instead.
 func (*Floats) Descriptor() ([]byte, []int) {
-	return file_mlxcel_executor_v1_executor_proto_rawDescGZIP(), []int{37}
+	return file_mlxcel_executor_v1_executor_proto_rawDescGZIP(), []int{39}
 }
 
 func (x *Floats) GetValues() []float64 {
@@ -3017,7 +3213,7 @@ type Bools struct {
 
 func (x *Bools) Reset() {
 	*x = Bools{}
-	mi := &file_mlxcel_executor_v1_executor_proto_msgTypes[38]
+	mi := &file_mlxcel_executor_v1_executor_proto_msgTypes[40]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3029,7 +3225,7 @@ func (x *Bools) String() string {
 func (*Bools) ProtoMessage() {}
 
 func (x *Bools) ProtoReflect() protoreflect.Message {
-	mi := &file_mlxcel_executor_v1_executor_proto_msgTypes[38]
+	mi := &file_mlxcel_executor_v1_executor_proto_msgTypes[40]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3042,7 +3238,7 @@ func (x *Bools) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Bools.ProtoReflect.Descriptor instead.
 func (*Bools) Descriptor() ([]byte, []int) {
-	return file_mlxcel_executor_v1_executor_proto_rawDescGZIP(), []int{38}
+	return file_mlxcel_executor_v1_executor_proto_rawDescGZIP(), []int{40}
 }
 
 func (x *Bools) GetValues() []bool {
@@ -3063,7 +3259,7 @@ type ImportTensor struct {
 
 func (x *ImportTensor) Reset() {
 	*x = ImportTensor{}
-	mi := &file_mlxcel_executor_v1_executor_proto_msgTypes[39]
+	mi := &file_mlxcel_executor_v1_executor_proto_msgTypes[41]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3075,7 +3271,7 @@ func (x *ImportTensor) String() string {
 func (*ImportTensor) ProtoMessage() {}
 
 func (x *ImportTensor) ProtoReflect() protoreflect.Message {
-	mi := &file_mlxcel_executor_v1_executor_proto_msgTypes[39]
+	mi := &file_mlxcel_executor_v1_executor_proto_msgTypes[41]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3088,7 +3284,7 @@ func (x *ImportTensor) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ImportTensor.ProtoReflect.Descriptor instead.
 func (*ImportTensor) Descriptor() ([]byte, []int) {
-	return file_mlxcel_executor_v1_executor_proto_rawDescGZIP(), []int{39}
+	return file_mlxcel_executor_v1_executor_proto_rawDescGZIP(), []int{41}
 }
 
 func (x *ImportTensor) GetName() string {
@@ -3124,7 +3320,7 @@ type ImportPlan struct {
 
 func (x *ImportPlan) Reset() {
 	*x = ImportPlan{}
-	mi := &file_mlxcel_executor_v1_executor_proto_msgTypes[40]
+	mi := &file_mlxcel_executor_v1_executor_proto_msgTypes[42]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3136,7 +3332,7 @@ func (x *ImportPlan) String() string {
 func (*ImportPlan) ProtoMessage() {}
 
 func (x *ImportPlan) ProtoReflect() protoreflect.Message {
-	mi := &file_mlxcel_executor_v1_executor_proto_msgTypes[40]
+	mi := &file_mlxcel_executor_v1_executor_proto_msgTypes[42]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3149,7 +3345,7 @@ func (x *ImportPlan) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ImportPlan.ProtoReflect.Descriptor instead.
 func (*ImportPlan) Descriptor() ([]byte, []int) {
-	return file_mlxcel_executor_v1_executor_proto_rawDescGZIP(), []int{40}
+	return file_mlxcel_executor_v1_executor_proto_rawDescGZIP(), []int{42}
 }
 
 func (x *ImportPlan) GetFamily() string {
@@ -3193,7 +3389,7 @@ type ImportTarget struct {
 
 func (x *ImportTarget) Reset() {
 	*x = ImportTarget{}
-	mi := &file_mlxcel_executor_v1_executor_proto_msgTypes[41]
+	mi := &file_mlxcel_executor_v1_executor_proto_msgTypes[43]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3205,7 +3401,7 @@ func (x *ImportTarget) String() string {
 func (*ImportTarget) ProtoMessage() {}
 
 func (x *ImportTarget) ProtoReflect() protoreflect.Message {
-	mi := &file_mlxcel_executor_v1_executor_proto_msgTypes[41]
+	mi := &file_mlxcel_executor_v1_executor_proto_msgTypes[43]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3218,7 +3414,7 @@ func (x *ImportTarget) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ImportTarget.ProtoReflect.Descriptor instead.
 func (*ImportTarget) Descriptor() ([]byte, []int) {
-	return file_mlxcel_executor_v1_executor_proto_rawDescGZIP(), []int{41}
+	return file_mlxcel_executor_v1_executor_proto_rawDescGZIP(), []int{43}
 }
 
 func (x *ImportTarget) GetSource() string {
@@ -3264,7 +3460,7 @@ type UnloadRequest struct {
 
 func (x *UnloadRequest) Reset() {
 	*x = UnloadRequest{}
-	mi := &file_mlxcel_executor_v1_executor_proto_msgTypes[42]
+	mi := &file_mlxcel_executor_v1_executor_proto_msgTypes[44]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3276,7 +3472,7 @@ func (x *UnloadRequest) String() string {
 func (*UnloadRequest) ProtoMessage() {}
 
 func (x *UnloadRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_mlxcel_executor_v1_executor_proto_msgTypes[42]
+	mi := &file_mlxcel_executor_v1_executor_proto_msgTypes[44]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3289,7 +3485,7 @@ func (x *UnloadRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UnloadRequest.ProtoReflect.Descriptor instead.
 func (*UnloadRequest) Descriptor() ([]byte, []int) {
-	return file_mlxcel_executor_v1_executor_proto_rawDescGZIP(), []int{42}
+	return file_mlxcel_executor_v1_executor_proto_rawDescGZIP(), []int{44}
 }
 
 type UnloadReply struct {
@@ -3300,7 +3496,7 @@ type UnloadReply struct {
 
 func (x *UnloadReply) Reset() {
 	*x = UnloadReply{}
-	mi := &file_mlxcel_executor_v1_executor_proto_msgTypes[43]
+	mi := &file_mlxcel_executor_v1_executor_proto_msgTypes[45]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3312,7 +3508,7 @@ func (x *UnloadReply) String() string {
 func (*UnloadReply) ProtoMessage() {}
 
 func (x *UnloadReply) ProtoReflect() protoreflect.Message {
-	mi := &file_mlxcel_executor_v1_executor_proto_msgTypes[43]
+	mi := &file_mlxcel_executor_v1_executor_proto_msgTypes[45]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3325,7 +3521,7 @@ func (x *UnloadReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UnloadReply.ProtoReflect.Descriptor instead.
 func (*UnloadReply) Descriptor() ([]byte, []int) {
-	return file_mlxcel_executor_v1_executor_proto_rawDescGZIP(), []int{43}
+	return file_mlxcel_executor_v1_executor_proto_rawDescGZIP(), []int{45}
 }
 
 type StatsRequest struct {
@@ -3336,7 +3532,7 @@ type StatsRequest struct {
 
 func (x *StatsRequest) Reset() {
 	*x = StatsRequest{}
-	mi := &file_mlxcel_executor_v1_executor_proto_msgTypes[44]
+	mi := &file_mlxcel_executor_v1_executor_proto_msgTypes[46]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3348,7 +3544,7 @@ func (x *StatsRequest) String() string {
 func (*StatsRequest) ProtoMessage() {}
 
 func (x *StatsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_mlxcel_executor_v1_executor_proto_msgTypes[44]
+	mi := &file_mlxcel_executor_v1_executor_proto_msgTypes[46]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3361,7 +3557,7 @@ func (x *StatsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StatsRequest.ProtoReflect.Descriptor instead.
 func (*StatsRequest) Descriptor() ([]byte, []int) {
-	return file_mlxcel_executor_v1_executor_proto_rawDescGZIP(), []int{44}
+	return file_mlxcel_executor_v1_executor_proto_rawDescGZIP(), []int{46}
 }
 
 type StatsReply struct {
@@ -3379,7 +3575,7 @@ type StatsReply struct {
 
 func (x *StatsReply) Reset() {
 	*x = StatsReply{}
-	mi := &file_mlxcel_executor_v1_executor_proto_msgTypes[45]
+	mi := &file_mlxcel_executor_v1_executor_proto_msgTypes[47]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3391,7 +3587,7 @@ func (x *StatsReply) String() string {
 func (*StatsReply) ProtoMessage() {}
 
 func (x *StatsReply) ProtoReflect() protoreflect.Message {
-	mi := &file_mlxcel_executor_v1_executor_proto_msgTypes[45]
+	mi := &file_mlxcel_executor_v1_executor_proto_msgTypes[47]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3404,7 +3600,7 @@ func (x *StatsReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StatsReply.ProtoReflect.Descriptor instead.
 func (*StatsReply) Descriptor() ([]byte, []int) {
-	return file_mlxcel_executor_v1_executor_proto_rawDescGZIP(), []int{45}
+	return file_mlxcel_executor_v1_executor_proto_rawDescGZIP(), []int{47}
 }
 
 func (x *StatsReply) GetLoaded() bool {
@@ -3466,20 +3662,26 @@ const file_mlxcel_executor_v1_executor_proto_rawDesc = "" +
 	"\amessage\x18\x02 \x01(\tR\amessage\x12\x12\n" +
 	"\x04file\x18\x03 \x01(\tR\x04file\x12\x16\n" +
 	"\x06tensor\x18\x04 \x01(\tR\x06tensor\"\x11\n" +
-	"\x0fDescribeRequest\"\xec\x01\n" +
+	"\x0fDescribeRequest\"\x92\x02\n" +
 	"\vDescription\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x18\n" +
 	"\aversion\x18\x02 \x01(\tR\aversion\x12)\n" +
 	"\x10contract_version\x18\x03 \x01(\x03R\x0fcontractVersion\x12\x18\n" +
-	"\aruntime\x18\x04 \x01(\tR\aruntime\x122\n" +
-	"\x06device\x18\x05 \x01(\v2\x1a.mlxcel.executor.v1.DeviceR\x06device\x126\n" +
-	"\bfamilies\x18\x06 \x03(\v2\x1a.mlxcel.executor.v1.FamilyR\bfamilies\"t\n" +
+	"\aruntime\x18\x04 \x01(\tR\aruntime\x126\n" +
+	"\bfamilies\x18\x06 \x03(\v2\x1a.mlxcel.executor.v1.FamilyR\bfamilies\x124\n" +
+	"\adevices\x18\a \x03(\v2\x1a.mlxcel.executor.v1.DeviceR\adevices\x12\"\n" +
+	"\fcapabilities\x18\b \x03(\tR\fcapabilities\"\xc4\x01\n" +
 	"\x06Device\x12\x12\n" +
 	"\x04kind\x18\x01 \x01(\tR\x04kind\x12\x12\n" +
 	"\x04name\x18\x02 \x01(\tR\x04name\x12!\n" +
 	"\ftotal_memory\x18\x03 \x01(\x03R\vtotalMemory\x12\x1f\n" +
 	"\vfree_memory\x18\x04 \x01(\x03R\n" +
-	"freeMemory\"\xf7\x01\n" +
+	"freeMemory\x12\x14\n" +
+	"\x05index\x18\x05 \x01(\x03R\x05index\x128\n" +
+	"\bnumerics\x18\x06 \x01(\v2\x1c.mlxcel.executor.v1.NumericsR\bnumerics\"\\\n" +
+	"\bNumerics\x12'\n" +
+	"\x0fbatch_invariant\x18\x01 \x01(\bR\x0ebatchInvariant\x12'\n" +
+	"\x0fchunk_invariant\x18\x02 \x01(\bR\x0echunkInvariant\"\xf7\x01\n" +
 	"\x06Family\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x1f\n" +
 	"\vmodel_types\x18\x02 \x03(\tR\n" +
@@ -3512,14 +3714,17 @@ const file_mlxcel_executor_v1_executor_proto_rawDesc = "" +
 	"\fquantization\x18\f \x01(\tR\fquantization\x12\x14\n" +
 	"\x05exact\x18\r \x01(\bR\x05exact\x12\x1d\n" +
 	"\n" +
-	"tied_bytes\x18\x0e \x01(\x03R\ttiedBytes\"\xa7\x01\n" +
+	"tied_bytes\x18\x0e \x01(\x03R\ttiedBytes\"v\n" +
 	"\fLayerProfile\x12\x12\n" +
 	"\x04kind\x18\x01 \x01(\tR\x04kind\x12\x18\n" +
-	"\aweights\x18\x02 \x01(\x03R\aweights\x12+\n" +
-	"\x12kv_bytes_per_token\x18\x03 \x01(\x03R\x0fkvBytesPerToken\x12\x1b\n" +
-	"\tkv_window\x18\x04 \x01(\x03R\bkvWindow\x12\x1f\n" +
-	"\vstate_bytes\x18\x05 \x01(\x03R\n" +
-	"stateBytes\"\\\n" +
+	"\aweights\x18\x02 \x01(\x03R\aweights\x128\n" +
+	"\x06states\x18\x03 \x03(\v2 .mlxcel.executor.v1.StateProfileR\x06states\"\xb3\x01\n" +
+	"\fStateProfile\x121\n" +
+	"\x04kind\x18\x01 \x01(\x0e2\x1d.mlxcel.executor.v1.StateKindR\x04kind\x12,\n" +
+	"\x12bytes_per_position\x18\x02 \x01(\x03R\x10bytesPerPosition\x12\x16\n" +
+	"\x06window\x18\x03 \x01(\x03R\x06window\x12\x14\n" +
+	"\x05fixed\x18\x04 \x01(\x03R\x05fixed\x12\x14\n" +
+	"\x05block\x18\x05 \x01(\x03R\x05block\"\\\n" +
 	"\x0eAdjacencyGroup\x12\x16\n" +
 	"\x06source\x18\x01 \x01(\x03R\x06source\x12\x1a\n" +
 	"\bconsumer\x18\x02 \x01(\x03R\bconsumer\x12\x16\n" +
@@ -3534,7 +3739,7 @@ const file_mlxcel_executor_v1_executor_proto_rawDesc = "" +
 	"\fRegionLayout\x12\x14\n" +
 	"\x05slots\x18\x01 \x01(\x03R\x05slots\x12\x19\n" +
 	"\bin_bytes\x18\x02 \x01(\x03R\ainBytes\x12\x1b\n" +
-	"\tout_bytes\x18\x03 \x01(\x03R\boutBytes\"\x9d\x03\n" +
+	"\tout_bytes\x18\x03 \x01(\x03R\boutBytes\"\xb5\x03\n" +
 	"\vLoadRequest\x12\x10\n" +
 	"\x03dir\x18\x01 \x01(\tR\x03dir\x12\x16\n" +
 	"\x06family\x18\x02 \x01(\tR\x06family\x126\n" +
@@ -3548,7 +3753,8 @@ const file_mlxcel_executor_v1_executor_proto_rawDesc = "" +
 	"\atp_size\x18\n" +
 	" \x01(\x03R\x06tpSize\x12\x18\n" +
 	"\aadapter\x18\v \x01(\tR\aadapter\x128\n" +
-	"\x06region\x18\f \x01(\v2 .mlxcel.executor.v1.RegionLayoutR\x06region\"\x8e\x01\n" +
+	"\x06region\x18\f \x01(\v2 .mlxcel.executor.v1.RegionLayoutR\x06region\x12\x16\n" +
+	"\x06device\x18\r \x01(\x03R\x06device\"\x8e\x01\n" +
 	"\tLoadEvent\x12>\n" +
 	"\bprogress\x18\x01 \x01(\v2 .mlxcel.executor.v1.LoadProgressH\x00R\bprogress\x128\n" +
 	"\x06report\x18\x02 \x01(\v2\x1e.mlxcel.executor.v1.LoadReportH\x00R\x06reportB\a\n" +
@@ -3727,7 +3933,12 @@ const file_mlxcel_executor_v1_executor_proto_rawDesc = "" +
 	"\x12CODE_OUT_OF_MEMORY\x10\x05\x12\x19\n" +
 	"\x15CODE_UNKNOWN_SEQUENCE\x10\x06\x12\x13\n" +
 	"\x0fCODE_NOT_LOADED\x10\a\x12\x11\n" +
-	"\rCODE_CANCELED\x10\b*J\n" +
+	"\rCODE_CANCELED\x10\b*d\n" +
+	"\tStateKind\x12\x13\n" +
+	"\x0fSTATE_KIND_NONE\x10\x00\x12\x11\n" +
+	"\rSTATE_KIND_KV\x10\x01\x12\x15\n" +
+	"\x11STATE_KIND_LATENT\x10\x02\x12\x18\n" +
+	"\x14STATE_KIND_RECURRENT\x10\x03*J\n" +
 	"\x04Want\x12\x10\n" +
 	"\fWANT_NOTHING\x10\x00\x12\x0e\n" +
 	"\n" +
@@ -3756,124 +3967,130 @@ func file_mlxcel_executor_v1_executor_proto_rawDescGZIP() []byte {
 	return file_mlxcel_executor_v1_executor_proto_rawDescData
 }
 
-var file_mlxcel_executor_v1_executor_proto_enumTypes = make([]protoimpl.EnumInfo, 3)
-var file_mlxcel_executor_v1_executor_proto_msgTypes = make([]protoimpl.MessageInfo, 48)
+var file_mlxcel_executor_v1_executor_proto_enumTypes = make([]protoimpl.EnumInfo, 4)
+var file_mlxcel_executor_v1_executor_proto_msgTypes = make([]protoimpl.MessageInfo, 50)
 var file_mlxcel_executor_v1_executor_proto_goTypes = []any{
 	(Dtype)(0),              // 0: mlxcel.executor.v1.Dtype
 	(Code)(0),               // 1: mlxcel.executor.v1.Code
-	(Want)(0),               // 2: mlxcel.executor.v1.Want
-	(*Error)(nil),           // 3: mlxcel.executor.v1.Error
-	(*DescribeRequest)(nil), // 4: mlxcel.executor.v1.DescribeRequest
-	(*Description)(nil),     // 5: mlxcel.executor.v1.Description
-	(*Device)(nil),          // 6: mlxcel.executor.v1.Device
-	(*Family)(nil),          // 7: mlxcel.executor.v1.Family
-	(*InspectRequest)(nil),  // 8: mlxcel.executor.v1.InspectRequest
-	(*ModelProfile)(nil),    // 9: mlxcel.executor.v1.ModelProfile
-	(*LayerProfile)(nil),    // 10: mlxcel.executor.v1.LayerProfile
-	(*AdjacencyGroup)(nil),  // 11: mlxcel.executor.v1.AdjacencyGroup
-	(*Boundary)(nil),        // 12: mlxcel.executor.v1.Boundary
-	(*LayerRange)(nil),      // 13: mlxcel.executor.v1.LayerRange
-	(*RegionLayout)(nil),    // 14: mlxcel.executor.v1.RegionLayout
-	(*LoadRequest)(nil),     // 15: mlxcel.executor.v1.LoadRequest
-	(*LoadEvent)(nil),       // 16: mlxcel.executor.v1.LoadEvent
-	(*LoadProgress)(nil),    // 17: mlxcel.executor.v1.LoadProgress
-	(*LoadReport)(nil),      // 18: mlxcel.executor.v1.LoadReport
-	(*Operation)(nil),       // 19: mlxcel.executor.v1.Operation
-	(*Outcome)(nil),         // 20: mlxcel.executor.v1.Outcome
-	(*Done)(nil),            // 21: mlxcel.executor.v1.Done
-	(*Reserve)(nil),         // 22: mlxcel.executor.v1.Reserve
-	(*Sampler)(nil),         // 23: mlxcel.executor.v1.Sampler
-	(*Release)(nil),         // 24: mlxcel.executor.v1.Release
-	(*Truncate)(nil),        // 25: mlxcel.executor.v1.Truncate
-	(*Fork)(nil),            // 26: mlxcel.executor.v1.Fork
-	(*Tensor)(nil),          // 27: mlxcel.executor.v1.Tensor
-	(*Step)(nil),            // 28: mlxcel.executor.v1.Step
-	(*SeqStep)(nil),         // 29: mlxcel.executor.v1.SeqStep
-	(*StepResult)(nil),      // 30: mlxcel.executor.v1.StepResult
-	(*SeqResult)(nil),       // 31: mlxcel.executor.v1.SeqResult
-	(*TokenScore)(nil),      // 32: mlxcel.executor.v1.TokenScore
-	(*CancelRequest)(nil),   // 33: mlxcel.executor.v1.CancelRequest
-	(*CancelReply)(nil),     // 34: mlxcel.executor.v1.CancelReply
-	(*ImportRequest)(nil),   // 35: mlxcel.executor.v1.ImportRequest
-	(*Value)(nil),           // 36: mlxcel.executor.v1.Value
-	(*Texts)(nil),           // 37: mlxcel.executor.v1.Texts
-	(*Ints)(nil),            // 38: mlxcel.executor.v1.Ints
-	(*Uints)(nil),           // 39: mlxcel.executor.v1.Uints
-	(*Floats)(nil),          // 40: mlxcel.executor.v1.Floats
-	(*Bools)(nil),           // 41: mlxcel.executor.v1.Bools
-	(*ImportTensor)(nil),    // 42: mlxcel.executor.v1.ImportTensor
-	(*ImportPlan)(nil),      // 43: mlxcel.executor.v1.ImportPlan
-	(*ImportTarget)(nil),    // 44: mlxcel.executor.v1.ImportTarget
-	(*UnloadRequest)(nil),   // 45: mlxcel.executor.v1.UnloadRequest
-	(*UnloadReply)(nil),     // 46: mlxcel.executor.v1.UnloadReply
-	(*StatsRequest)(nil),    // 47: mlxcel.executor.v1.StatsRequest
-	(*StatsReply)(nil),      // 48: mlxcel.executor.v1.StatsReply
-	nil,                     // 49: mlxcel.executor.v1.Sampler.LogitBiasEntry
-	nil,                     // 50: mlxcel.executor.v1.ImportRequest.MetadataEntry
+	(StateKind)(0),          // 2: mlxcel.executor.v1.StateKind
+	(Want)(0),               // 3: mlxcel.executor.v1.Want
+	(*Error)(nil),           // 4: mlxcel.executor.v1.Error
+	(*DescribeRequest)(nil), // 5: mlxcel.executor.v1.DescribeRequest
+	(*Description)(nil),     // 6: mlxcel.executor.v1.Description
+	(*Device)(nil),          // 7: mlxcel.executor.v1.Device
+	(*Numerics)(nil),        // 8: mlxcel.executor.v1.Numerics
+	(*Family)(nil),          // 9: mlxcel.executor.v1.Family
+	(*InspectRequest)(nil),  // 10: mlxcel.executor.v1.InspectRequest
+	(*ModelProfile)(nil),    // 11: mlxcel.executor.v1.ModelProfile
+	(*LayerProfile)(nil),    // 12: mlxcel.executor.v1.LayerProfile
+	(*StateProfile)(nil),    // 13: mlxcel.executor.v1.StateProfile
+	(*AdjacencyGroup)(nil),  // 14: mlxcel.executor.v1.AdjacencyGroup
+	(*Boundary)(nil),        // 15: mlxcel.executor.v1.Boundary
+	(*LayerRange)(nil),      // 16: mlxcel.executor.v1.LayerRange
+	(*RegionLayout)(nil),    // 17: mlxcel.executor.v1.RegionLayout
+	(*LoadRequest)(nil),     // 18: mlxcel.executor.v1.LoadRequest
+	(*LoadEvent)(nil),       // 19: mlxcel.executor.v1.LoadEvent
+	(*LoadProgress)(nil),    // 20: mlxcel.executor.v1.LoadProgress
+	(*LoadReport)(nil),      // 21: mlxcel.executor.v1.LoadReport
+	(*Operation)(nil),       // 22: mlxcel.executor.v1.Operation
+	(*Outcome)(nil),         // 23: mlxcel.executor.v1.Outcome
+	(*Done)(nil),            // 24: mlxcel.executor.v1.Done
+	(*Reserve)(nil),         // 25: mlxcel.executor.v1.Reserve
+	(*Sampler)(nil),         // 26: mlxcel.executor.v1.Sampler
+	(*Release)(nil),         // 27: mlxcel.executor.v1.Release
+	(*Truncate)(nil),        // 28: mlxcel.executor.v1.Truncate
+	(*Fork)(nil),            // 29: mlxcel.executor.v1.Fork
+	(*Tensor)(nil),          // 30: mlxcel.executor.v1.Tensor
+	(*Step)(nil),            // 31: mlxcel.executor.v1.Step
+	(*SeqStep)(nil),         // 32: mlxcel.executor.v1.SeqStep
+	(*StepResult)(nil),      // 33: mlxcel.executor.v1.StepResult
+	(*SeqResult)(nil),       // 34: mlxcel.executor.v1.SeqResult
+	(*TokenScore)(nil),      // 35: mlxcel.executor.v1.TokenScore
+	(*CancelRequest)(nil),   // 36: mlxcel.executor.v1.CancelRequest
+	(*CancelReply)(nil),     // 37: mlxcel.executor.v1.CancelReply
+	(*ImportRequest)(nil),   // 38: mlxcel.executor.v1.ImportRequest
+	(*Value)(nil),           // 39: mlxcel.executor.v1.Value
+	(*Texts)(nil),           // 40: mlxcel.executor.v1.Texts
+	(*Ints)(nil),            // 41: mlxcel.executor.v1.Ints
+	(*Uints)(nil),           // 42: mlxcel.executor.v1.Uints
+	(*Floats)(nil),          // 43: mlxcel.executor.v1.Floats
+	(*Bools)(nil),           // 44: mlxcel.executor.v1.Bools
+	(*ImportTensor)(nil),    // 45: mlxcel.executor.v1.ImportTensor
+	(*ImportPlan)(nil),      // 46: mlxcel.executor.v1.ImportPlan
+	(*ImportTarget)(nil),    // 47: mlxcel.executor.v1.ImportTarget
+	(*UnloadRequest)(nil),   // 48: mlxcel.executor.v1.UnloadRequest
+	(*UnloadReply)(nil),     // 49: mlxcel.executor.v1.UnloadReply
+	(*StatsRequest)(nil),    // 50: mlxcel.executor.v1.StatsRequest
+	(*StatsReply)(nil),      // 51: mlxcel.executor.v1.StatsReply
+	nil,                     // 52: mlxcel.executor.v1.Sampler.LogitBiasEntry
+	nil,                     // 53: mlxcel.executor.v1.ImportRequest.MetadataEntry
 }
 var file_mlxcel_executor_v1_executor_proto_depIdxs = []int32{
 	1,  // 0: mlxcel.executor.v1.Error.code:type_name -> mlxcel.executor.v1.Code
-	6,  // 1: mlxcel.executor.v1.Description.device:type_name -> mlxcel.executor.v1.Device
-	7,  // 2: mlxcel.executor.v1.Description.families:type_name -> mlxcel.executor.v1.Family
-	0,  // 3: mlxcel.executor.v1.InspectRequest.dtype:type_name -> mlxcel.executor.v1.Dtype
-	10, // 4: mlxcel.executor.v1.ModelProfile.layers:type_name -> mlxcel.executor.v1.LayerProfile
-	11, // 5: mlxcel.executor.v1.ModelProfile.adjacency:type_name -> mlxcel.executor.v1.AdjacencyGroup
-	12, // 6: mlxcel.executor.v1.ModelProfile.boundary:type_name -> mlxcel.executor.v1.Boundary
-	0,  // 7: mlxcel.executor.v1.Boundary.dtype:type_name -> mlxcel.executor.v1.Dtype
-	13, // 8: mlxcel.executor.v1.LoadRequest.layers:type_name -> mlxcel.executor.v1.LayerRange
-	0,  // 9: mlxcel.executor.v1.LoadRequest.dtype:type_name -> mlxcel.executor.v1.Dtype
-	14, // 10: mlxcel.executor.v1.LoadRequest.region:type_name -> mlxcel.executor.v1.RegionLayout
-	17, // 11: mlxcel.executor.v1.LoadEvent.progress:type_name -> mlxcel.executor.v1.LoadProgress
-	18, // 12: mlxcel.executor.v1.LoadEvent.report:type_name -> mlxcel.executor.v1.LoadReport
-	12, // 13: mlxcel.executor.v1.LoadReport.boundary:type_name -> mlxcel.executor.v1.Boundary
-	22, // 14: mlxcel.executor.v1.Operation.reserve:type_name -> mlxcel.executor.v1.Reserve
-	24, // 15: mlxcel.executor.v1.Operation.release:type_name -> mlxcel.executor.v1.Release
-	25, // 16: mlxcel.executor.v1.Operation.truncate:type_name -> mlxcel.executor.v1.Truncate
-	26, // 17: mlxcel.executor.v1.Operation.fork:type_name -> mlxcel.executor.v1.Fork
-	28, // 18: mlxcel.executor.v1.Operation.step:type_name -> mlxcel.executor.v1.Step
-	21, // 19: mlxcel.executor.v1.Outcome.done:type_name -> mlxcel.executor.v1.Done
-	30, // 20: mlxcel.executor.v1.Outcome.result:type_name -> mlxcel.executor.v1.StepResult
-	3,  // 21: mlxcel.executor.v1.Outcome.error:type_name -> mlxcel.executor.v1.Error
-	23, // 22: mlxcel.executor.v1.Reserve.sampler:type_name -> mlxcel.executor.v1.Sampler
-	49, // 23: mlxcel.executor.v1.Sampler.logit_bias:type_name -> mlxcel.executor.v1.Sampler.LogitBiasEntry
-	0,  // 24: mlxcel.executor.v1.Tensor.dtype:type_name -> mlxcel.executor.v1.Dtype
-	29, // 25: mlxcel.executor.v1.Step.seqs:type_name -> mlxcel.executor.v1.SeqStep
-	27, // 26: mlxcel.executor.v1.Step.hidden:type_name -> mlxcel.executor.v1.Tensor
-	2,  // 27: mlxcel.executor.v1.SeqStep.want:type_name -> mlxcel.executor.v1.Want
-	27, // 28: mlxcel.executor.v1.StepResult.hidden:type_name -> mlxcel.executor.v1.Tensor
-	31, // 29: mlxcel.executor.v1.StepResult.seqs:type_name -> mlxcel.executor.v1.SeqResult
-	32, // 30: mlxcel.executor.v1.SeqResult.top:type_name -> mlxcel.executor.v1.TokenScore
-	27, // 31: mlxcel.executor.v1.SeqResult.logits:type_name -> mlxcel.executor.v1.Tensor
-	50, // 32: mlxcel.executor.v1.ImportRequest.metadata:type_name -> mlxcel.executor.v1.ImportRequest.MetadataEntry
-	42, // 33: mlxcel.executor.v1.ImportRequest.tensors:type_name -> mlxcel.executor.v1.ImportTensor
-	37, // 34: mlxcel.executor.v1.Value.texts:type_name -> mlxcel.executor.v1.Texts
-	38, // 35: mlxcel.executor.v1.Value.ints:type_name -> mlxcel.executor.v1.Ints
-	39, // 36: mlxcel.executor.v1.Value.uints:type_name -> mlxcel.executor.v1.Uints
-	40, // 37: mlxcel.executor.v1.Value.floats:type_name -> mlxcel.executor.v1.Floats
-	41, // 38: mlxcel.executor.v1.Value.bools:type_name -> mlxcel.executor.v1.Bools
-	44, // 39: mlxcel.executor.v1.ImportPlan.tensors:type_name -> mlxcel.executor.v1.ImportTarget
-	36, // 40: mlxcel.executor.v1.ImportRequest.MetadataEntry.value:type_name -> mlxcel.executor.v1.Value
-	4,  // 41: mlxcel.executor.v1.Executor.Describe:input_type -> mlxcel.executor.v1.DescribeRequest
-	8,  // 42: mlxcel.executor.v1.Executor.Inspect:input_type -> mlxcel.executor.v1.InspectRequest
-	15, // 43: mlxcel.executor.v1.Executor.Load:input_type -> mlxcel.executor.v1.LoadRequest
-	19, // 44: mlxcel.executor.v1.Executor.Operate:input_type -> mlxcel.executor.v1.Operation
-	33, // 45: mlxcel.executor.v1.Executor.Cancel:input_type -> mlxcel.executor.v1.CancelRequest
-	35, // 46: mlxcel.executor.v1.Executor.Import:input_type -> mlxcel.executor.v1.ImportRequest
-	45, // 47: mlxcel.executor.v1.Executor.Unload:input_type -> mlxcel.executor.v1.UnloadRequest
-	47, // 48: mlxcel.executor.v1.Executor.Stats:input_type -> mlxcel.executor.v1.StatsRequest
-	5,  // 49: mlxcel.executor.v1.Executor.Describe:output_type -> mlxcel.executor.v1.Description
-	9,  // 50: mlxcel.executor.v1.Executor.Inspect:output_type -> mlxcel.executor.v1.ModelProfile
-	16, // 51: mlxcel.executor.v1.Executor.Load:output_type -> mlxcel.executor.v1.LoadEvent
-	20, // 52: mlxcel.executor.v1.Executor.Operate:output_type -> mlxcel.executor.v1.Outcome
-	34, // 53: mlxcel.executor.v1.Executor.Cancel:output_type -> mlxcel.executor.v1.CancelReply
-	43, // 54: mlxcel.executor.v1.Executor.Import:output_type -> mlxcel.executor.v1.ImportPlan
-	46, // 55: mlxcel.executor.v1.Executor.Unload:output_type -> mlxcel.executor.v1.UnloadReply
-	48, // 56: mlxcel.executor.v1.Executor.Stats:output_type -> mlxcel.executor.v1.StatsReply
-	49, // [49:57] is the sub-list for method output_type
-	41, // [41:49] is the sub-list for method input_type
-	41, // [41:41] is the sub-list for extension type_name
-	41, // [41:41] is the sub-list for extension extendee
-	0,  // [0:41] is the sub-list for field type_name
+	9,  // 1: mlxcel.executor.v1.Description.families:type_name -> mlxcel.executor.v1.Family
+	7,  // 2: mlxcel.executor.v1.Description.devices:type_name -> mlxcel.executor.v1.Device
+	8,  // 3: mlxcel.executor.v1.Device.numerics:type_name -> mlxcel.executor.v1.Numerics
+	0,  // 4: mlxcel.executor.v1.InspectRequest.dtype:type_name -> mlxcel.executor.v1.Dtype
+	12, // 5: mlxcel.executor.v1.ModelProfile.layers:type_name -> mlxcel.executor.v1.LayerProfile
+	14, // 6: mlxcel.executor.v1.ModelProfile.adjacency:type_name -> mlxcel.executor.v1.AdjacencyGroup
+	15, // 7: mlxcel.executor.v1.ModelProfile.boundary:type_name -> mlxcel.executor.v1.Boundary
+	13, // 8: mlxcel.executor.v1.LayerProfile.states:type_name -> mlxcel.executor.v1.StateProfile
+	2,  // 9: mlxcel.executor.v1.StateProfile.kind:type_name -> mlxcel.executor.v1.StateKind
+	0,  // 10: mlxcel.executor.v1.Boundary.dtype:type_name -> mlxcel.executor.v1.Dtype
+	16, // 11: mlxcel.executor.v1.LoadRequest.layers:type_name -> mlxcel.executor.v1.LayerRange
+	0,  // 12: mlxcel.executor.v1.LoadRequest.dtype:type_name -> mlxcel.executor.v1.Dtype
+	17, // 13: mlxcel.executor.v1.LoadRequest.region:type_name -> mlxcel.executor.v1.RegionLayout
+	20, // 14: mlxcel.executor.v1.LoadEvent.progress:type_name -> mlxcel.executor.v1.LoadProgress
+	21, // 15: mlxcel.executor.v1.LoadEvent.report:type_name -> mlxcel.executor.v1.LoadReport
+	15, // 16: mlxcel.executor.v1.LoadReport.boundary:type_name -> mlxcel.executor.v1.Boundary
+	25, // 17: mlxcel.executor.v1.Operation.reserve:type_name -> mlxcel.executor.v1.Reserve
+	27, // 18: mlxcel.executor.v1.Operation.release:type_name -> mlxcel.executor.v1.Release
+	28, // 19: mlxcel.executor.v1.Operation.truncate:type_name -> mlxcel.executor.v1.Truncate
+	29, // 20: mlxcel.executor.v1.Operation.fork:type_name -> mlxcel.executor.v1.Fork
+	31, // 21: mlxcel.executor.v1.Operation.step:type_name -> mlxcel.executor.v1.Step
+	24, // 22: mlxcel.executor.v1.Outcome.done:type_name -> mlxcel.executor.v1.Done
+	33, // 23: mlxcel.executor.v1.Outcome.result:type_name -> mlxcel.executor.v1.StepResult
+	4,  // 24: mlxcel.executor.v1.Outcome.error:type_name -> mlxcel.executor.v1.Error
+	26, // 25: mlxcel.executor.v1.Reserve.sampler:type_name -> mlxcel.executor.v1.Sampler
+	52, // 26: mlxcel.executor.v1.Sampler.logit_bias:type_name -> mlxcel.executor.v1.Sampler.LogitBiasEntry
+	0,  // 27: mlxcel.executor.v1.Tensor.dtype:type_name -> mlxcel.executor.v1.Dtype
+	32, // 28: mlxcel.executor.v1.Step.seqs:type_name -> mlxcel.executor.v1.SeqStep
+	30, // 29: mlxcel.executor.v1.Step.hidden:type_name -> mlxcel.executor.v1.Tensor
+	3,  // 30: mlxcel.executor.v1.SeqStep.want:type_name -> mlxcel.executor.v1.Want
+	30, // 31: mlxcel.executor.v1.StepResult.hidden:type_name -> mlxcel.executor.v1.Tensor
+	34, // 32: mlxcel.executor.v1.StepResult.seqs:type_name -> mlxcel.executor.v1.SeqResult
+	35, // 33: mlxcel.executor.v1.SeqResult.top:type_name -> mlxcel.executor.v1.TokenScore
+	30, // 34: mlxcel.executor.v1.SeqResult.logits:type_name -> mlxcel.executor.v1.Tensor
+	53, // 35: mlxcel.executor.v1.ImportRequest.metadata:type_name -> mlxcel.executor.v1.ImportRequest.MetadataEntry
+	45, // 36: mlxcel.executor.v1.ImportRequest.tensors:type_name -> mlxcel.executor.v1.ImportTensor
+	40, // 37: mlxcel.executor.v1.Value.texts:type_name -> mlxcel.executor.v1.Texts
+	41, // 38: mlxcel.executor.v1.Value.ints:type_name -> mlxcel.executor.v1.Ints
+	42, // 39: mlxcel.executor.v1.Value.uints:type_name -> mlxcel.executor.v1.Uints
+	43, // 40: mlxcel.executor.v1.Value.floats:type_name -> mlxcel.executor.v1.Floats
+	44, // 41: mlxcel.executor.v1.Value.bools:type_name -> mlxcel.executor.v1.Bools
+	47, // 42: mlxcel.executor.v1.ImportPlan.tensors:type_name -> mlxcel.executor.v1.ImportTarget
+	39, // 43: mlxcel.executor.v1.ImportRequest.MetadataEntry.value:type_name -> mlxcel.executor.v1.Value
+	5,  // 44: mlxcel.executor.v1.Executor.Describe:input_type -> mlxcel.executor.v1.DescribeRequest
+	10, // 45: mlxcel.executor.v1.Executor.Inspect:input_type -> mlxcel.executor.v1.InspectRequest
+	18, // 46: mlxcel.executor.v1.Executor.Load:input_type -> mlxcel.executor.v1.LoadRequest
+	22, // 47: mlxcel.executor.v1.Executor.Operate:input_type -> mlxcel.executor.v1.Operation
+	36, // 48: mlxcel.executor.v1.Executor.Cancel:input_type -> mlxcel.executor.v1.CancelRequest
+	38, // 49: mlxcel.executor.v1.Executor.Import:input_type -> mlxcel.executor.v1.ImportRequest
+	48, // 50: mlxcel.executor.v1.Executor.Unload:input_type -> mlxcel.executor.v1.UnloadRequest
+	50, // 51: mlxcel.executor.v1.Executor.Stats:input_type -> mlxcel.executor.v1.StatsRequest
+	6,  // 52: mlxcel.executor.v1.Executor.Describe:output_type -> mlxcel.executor.v1.Description
+	11, // 53: mlxcel.executor.v1.Executor.Inspect:output_type -> mlxcel.executor.v1.ModelProfile
+	19, // 54: mlxcel.executor.v1.Executor.Load:output_type -> mlxcel.executor.v1.LoadEvent
+	23, // 55: mlxcel.executor.v1.Executor.Operate:output_type -> mlxcel.executor.v1.Outcome
+	37, // 56: mlxcel.executor.v1.Executor.Cancel:output_type -> mlxcel.executor.v1.CancelReply
+	46, // 57: mlxcel.executor.v1.Executor.Import:output_type -> mlxcel.executor.v1.ImportPlan
+	49, // 58: mlxcel.executor.v1.Executor.Unload:output_type -> mlxcel.executor.v1.UnloadReply
+	51, // 59: mlxcel.executor.v1.Executor.Stats:output_type -> mlxcel.executor.v1.StatsReply
+	52, // [52:60] is the sub-list for method output_type
+	44, // [44:52] is the sub-list for method input_type
+	44, // [44:44] is the sub-list for extension type_name
+	44, // [44:44] is the sub-list for extension extendee
+	0,  // [0:44] is the sub-list for field type_name
 }
 
 func init() { file_mlxcel_executor_v1_executor_proto_init() }
@@ -3881,23 +4098,23 @@ func file_mlxcel_executor_v1_executor_proto_init() {
 	if File_mlxcel_executor_v1_executor_proto != nil {
 		return
 	}
-	file_mlxcel_executor_v1_executor_proto_msgTypes[13].OneofWrappers = []any{
+	file_mlxcel_executor_v1_executor_proto_msgTypes[15].OneofWrappers = []any{
 		(*LoadEvent_Progress)(nil),
 		(*LoadEvent_Report)(nil),
 	}
-	file_mlxcel_executor_v1_executor_proto_msgTypes[16].OneofWrappers = []any{
+	file_mlxcel_executor_v1_executor_proto_msgTypes[18].OneofWrappers = []any{
 		(*Operation_Reserve)(nil),
 		(*Operation_Release)(nil),
 		(*Operation_Truncate)(nil),
 		(*Operation_Fork)(nil),
 		(*Operation_Step)(nil),
 	}
-	file_mlxcel_executor_v1_executor_proto_msgTypes[17].OneofWrappers = []any{
+	file_mlxcel_executor_v1_executor_proto_msgTypes[19].OneofWrappers = []any{
 		(*Outcome_Done)(nil),
 		(*Outcome_Result)(nil),
 		(*Outcome_Error)(nil),
 	}
-	file_mlxcel_executor_v1_executor_proto_msgTypes[33].OneofWrappers = []any{
+	file_mlxcel_executor_v1_executor_proto_msgTypes[35].OneofWrappers = []any{
 		(*Value_Text)(nil),
 		(*Value_Int)(nil),
 		(*Value_Uint)(nil),
@@ -3914,8 +4131,8 @@ func file_mlxcel_executor_v1_executor_proto_init() {
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_mlxcel_executor_v1_executor_proto_rawDesc), len(file_mlxcel_executor_v1_executor_proto_rawDesc)),
-			NumEnums:      3,
-			NumMessages:   48,
+			NumEnums:      4,
+			NumMessages:   50,
 			NumExtensions: 0,
 			NumServices:   1,
 		},
