@@ -42,7 +42,7 @@ func (e *Echo) record(format string, args ...any) error {
 }
 
 func (e *Echo) Describe(context.Context) (*Description, error) {
-	return &Description{Name: "echo", Version: "1", ContractVersion: ContractVersion, Device: Device{Kind: "cpu"}}, nil
+	return &Description{Name: "echo", Version: "1", ContractVersion: ContractVersion, Devices: []Device{{Kind: "cpu"}}}, nil
 }
 
 func (e *Echo) Inspect(_ context.Context, req InspectRequest) (*ModelProfile, error) {

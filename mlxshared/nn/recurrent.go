@@ -22,21 +22,10 @@ func (r RecurrentSpec) New(s *mlx.Stream) (State, error) {
 	return &recurrentState{state}, nil
 }
 
-// Fixed is the whole state; the kernels pad its rows to sixteen elements.
-func (r RecurrentSpec) Fixed() int64 {
-	const lanes = 16
-	padded := (r.Cols + lanes - 1) / lanes * lanes
-	return int64(r.Rows) * int64(padded) * int64(r.Dtype.Size())
+// Profile prices a state that does not grow.
+func (r RecurrentSpec) Profile(on mlx.Backend) sdk.StateProfile {
+	return sdk.StateProfile{Kind: sdk.StateRecurrent, Fixed: int64(r.Rows) * on.RowBytes(r.Cols, r.Dtype)}
 }
-
-// BytesAt is Fixed at any length.
-func (r RecurrentSpec) BytesAt(int) int64 { return r.Fixed() }
-
-// BytesPerToken is 0: the state does not grow.
-func (r RecurrentSpec) BytesPerToken() int64 { return 0 }
-
-// Window is 0: there is nothing to cap.
-func (r RecurrentSpec) Window() int { return 0 }
 
 type recurrentState struct{ state *mlx.State }
 

@@ -27,23 +27,13 @@ type State interface {
 type StateSpec interface {
 	// New makes the empty state of a sequence.
 	New(s *mlx.Stream) (State, error)
-	// BytesAt is what the state holds between steps at length positions. During a step a sliding window holds the
-	// step's rows as well.
-	BytesAt(length int) int64
-	// BytesPerToken is the growth per position before any window is full.
-	BytesPerToken() int64
-	// Window is the number of positions after which the state stops growing; 0 means never.
-	Window() int
-	// Fixed is the part of BytesAt that does not depend on the length.
-	Fixed() int64
+	// Profile is what the state costs between steps on a back end. During a step a sliding window holds the step's rows as well.
+	Profile(on mlx.Backend) sdk.StateProfile
 }
-
-// KVBlock is the number of positions by which a cache grows and shrinks.
-const KVBlock = 64
 
 // windowSlack is how many positions beyond its window a sliding layer keeps, so that what a stage ran past a stop
 // string can be truncated.
-const windowSlack = KVBlock
+const windowSlack = 64
 
 // KVSpec is the keys and values of an attention layer.
 type KVSpec struct {
@@ -70,38 +60,33 @@ func (k KVSpec) cache(s *mlx.Stream) (*mlx.KVCache, error) {
 	return s.NewKVCache(k.KVHeads, k.KeyDim, k.ValueDim, k.Dtype)
 }
 
-// BytesPerToken is the keys and values of one position.
-func (k KVSpec) BytesPerToken() int64 {
+// Profile prices keys and values, which grow by whole blocks.
+func (k KVSpec) Profile(on mlx.Backend) sdk.StateProfile {
+	p := sdk.StateProfile{Kind: sdk.StateKV, BytesPerPosition: on.RowBytes(k.KeyDim, k.Dtype), Block: on.CacheBlock()}
 	if k.Latent {
-		return int64(k.KeyDim) * int64(k.Dtype.Size())
+		p.Kind = sdk.StateLatent
+	} else {
+		p.BytesPerPosition = int64(k.KVHeads) * (p.BytesPerPosition + on.RowBytes(k.ValueDim, k.Dtype))
 	}
-	return int64(k.KVHeads) * int64(k.KeyDim+k.ValueDim) * int64(k.Dtype.Size())
+	p.Window = k.window(p.Block)
+	return p
 }
 
-// BytesAt counts whole blocks.
-func (k KVSpec) BytesAt(length int) int64 {
-	blocks := (length+KVBlock-1)/KVBlock - k.firstKept(length)/KVBlock
-	return int64(blocks) * KVBlock * k.BytesPerToken()
-}
-
-// Window is the positions that a full sliding cache holds between steps, in whole blocks.
-func (k KVSpec) Window() int {
+// window is the positions that a full sliding cache holds between steps at most, in whole blocks.
+func (k KVSpec) window(block int) int {
 	if k.Sliding == 0 {
 		return 0
 	}
-	const partial = KVBlock - 1 // at either end
-	return (k.Sliding + windowSlack + 2*partial) / KVBlock * KVBlock
+	partial := block - 1 // at either end
+	return (k.Sliding + windowSlack + 2*partial) / block * block
 }
-
-// Fixed is 0: a cache starts empty.
-func (k KVSpec) Fixed() int64 { return 0 }
 
 // firstKept is the first position still held after a step that ended at length.
-func (k KVSpec) firstKept(length int) int {
+func (k KVSpec) firstKept(length, block int) int {
 	if k.Sliding == 0 {
 		return 0
 	}
-	return max(0, length+1-k.Sliding-windowSlack) / KVBlock * KVBlock
+	return max(0, length+1-k.Sliding-windowSlack) / block * block
 }
 
 type kvState struct {
@@ -113,7 +98,7 @@ type kvState struct {
 func (s *kvState) Bytes() int64 { return int64(s.cache.Bytes()) }
 
 func (s *kvState) Settle(length int) error {
-	keep := s.spec.firstKept(length)
+	keep := s.spec.firstKept(length, s.cache.Block())
 	if keep <= s.first {
 		return nil
 	}

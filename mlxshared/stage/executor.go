@@ -64,9 +64,13 @@ func (e *Executor) Describe(context.Context) (*sdk.Description, error) {
 	if err != nil {
 		return nil, sdk.Errorf(sdk.CodeUnsupported, "%v", err)
 	}
+	invariant := d.Backend().Invariant()
 	out := &sdk.Description{
 		Name: e.o.Name, Version: e.o.Version, ContractVersion: sdk.ContractVersion, Runtime: "mlx " + mlx.Version(),
-		Device: sdk.Device{Kind: deviceKind(d), Name: d.Name, TotalMemory: clampBytes(d.TotalMemory), FreeMemory: clampBytes(d.FreeMemory)},
+		Devices: []sdk.Device{{
+			Kind: deviceKind(d), Name: d.Name, TotalMemory: clampBytes(d.TotalMemory), FreeMemory: clampBytes(d.FreeMemory),
+			Numerics: sdk.Numerics{BatchInvariant: invariant, ChunkInvariant: invariant},
+		}},
 	}
 	for _, f := range e.o.Families {
 		out.Families = append(out.Families, f.Info())

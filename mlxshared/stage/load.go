@@ -22,6 +22,7 @@ type loaded struct {
 	shape  Shape
 	dtype  mlx.Dtype
 	specs  []nn.StateSpec
+	price  sdk.LayerProfile // the states of all layers together
 	modules
 
 	budget    int64 // bytes of state; 0 means no limit
@@ -112,6 +113,8 @@ func (o *opened) check(req *sdk.LoadRequest) error {
 		return sdk.Errorf(sdk.CodeUnsupported, "family %s has no tensor parallelism; use a group of one instead of %d", o.family.Info().Name, req.TPSize)
 	case req.Adapter != "":
 		return sdk.Errorf(sdk.CodeUnsupported, "family %s takes no adapter; remove --adapter %s", o.family.Info().Name, req.Adapter)
+	case req.Device != 0:
+		return sdk.Errorf(sdk.CodeInvalid, "device %d was asked for; this executor has device 0 only", req.Device)
 	case req.Threads < 0:
 		return sdk.Errorf(sdk.CodeInvalid, "threads is %d; use --threads 0 or more", req.Threads)
 	case req.KVBudget < 0:
@@ -151,6 +154,7 @@ func (m *loaded) build(ctx context.Context, o *opened, req *sdk.LoadRequest, pro
 	m.modules = o.assemble(b, req)
 	b.Context, b.Loaded = nil, nil
 	m.specs = b.States
+	m.price.States = price(m.specs, m.stream.Backend())
 	return b.Err()
 }
 

@@ -33,13 +33,9 @@ func unknown(id sdk.SeqID) error {
 	return sdk.Errorf(sdk.CodeUnknownSequence, "no sequence %d on this stage", id)
 }
 
-// bytesAt is what a sequence of that length holds.
+// bytesAt is what a sequence of that length holds at most between steps.
 func (m *loaded) bytesAt(length int) int64 {
-	n := int64(0)
-	for _, s := range m.specs {
-		n += s.BytesAt(length)
-	}
-	return n
+	return m.price.StateBytes(length, 0)
 }
 
 // spare refuses growth beyond the budget.

@@ -121,14 +121,14 @@ func (r *rig) compareSplit(ctx context.Context, split []int, want *trace) error 
 // splitChunk makes the split runs prefill in several steps, so that state carries over on every stage; on devices
 // whose kernels depend on the shape, the same shapes are kept.
 func (r *rig) splitChunk() int {
-	if r.cfg.ShapeDependent {
+	if !r.device.Numerics.ChunkInvariant {
 		return 0
 	}
 	return 5
 }
 
 func checkChunks(ctx context.Context, r *rig) error {
-	if r.cfg.ShapeDependent {
+	if !r.device.Numerics.ChunkInvariant {
 		return fmt.Errorf("%w: kernels depend on the shape", errSkipped)
 	}
 	p, err := r.open(ctx)
@@ -155,7 +155,7 @@ func checkChunks(ctx context.Context, r *rig) error {
 
 // checkBatch runs three sequences of different lengths in the same steps and compares each with itself alone.
 func checkBatch(ctx context.Context, r *rig) error {
-	if r.cfg.ShapeDependent {
+	if !r.device.Numerics.BatchInvariant {
 		return fmt.Errorf("%w: kernels depend on the shape", errSkipped)
 	}
 	p, err := r.open(ctx)

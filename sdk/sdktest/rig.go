@@ -14,7 +14,8 @@ import (
 
 // model is what an executor tells of the model before it loads it.
 type model struct {
-	dtype   sdk.Dtype // of the activations that were asked for
+	dtype   sdk.Dtype  // of the activations that were asked for
+	device  sdk.Device // that the checks load on
 	family  sdk.Family
 	profile *sdk.ModelProfile
 	prompt  []int32
@@ -43,7 +44,10 @@ func learn(ctx context.Context, cfg Config, dtype sdk.Dtype) (m *model, err erro
 	if i < 0 {
 		return nil, fmt.Errorf("describe does not list the family %q", cfg.Family)
 	}
-	m = &model{dtype: dtype, family: d.Families[i], prompt: cfg.Prompt}
+	if len(d.Devices) == 0 {
+		return nil, errors.New("describe names no device")
+	}
+	m = &model{dtype: dtype, device: d.Devices[0], family: d.Families[i], prompt: cfg.Prompt}
 	m.profile, err = client.Inspect(ctx, sdk.InspectRequest{Dir: cfg.ModelDir, Dtype: dtype})
 	if err != nil {
 		return nil, err
@@ -117,6 +121,7 @@ func (r *rig) request(layers sdk.LayerRange) sdk.LoadRequest {
 		HasEmbedding: layers.Start == 0,
 		HasHead:      layers.End == len(r.profile.Layers),
 		Dtype:        r.dtype,
+		Device:       r.device.Index,
 		Region:       sdk.RegionLayout{Slots: slots, InBytes: rows, OutBytes: max(rows, maxSeqs*4*r.profile.VocabSize)},
 	}
 }

@@ -128,6 +128,20 @@ func answers(change func(s *sdk.Step, i int, r *sdk.SeqResult)) func(*sdk.Step, 
 	}
 }
 
+// profiled returns an inspect hook that changes every state of the profile.
+func profiled(change func(*sdk.StateProfile)) func(*sdk.ModelProfile, error) (*sdk.ModelProfile, error) {
+	return func(p *sdk.ModelProfile, err error) (*sdk.ModelProfile, error) {
+		if err == nil {
+			for i := range p.Layers {
+				for j := range p.Layers[i].States {
+					change(&p.Layers[i].States[j])
+				}
+			}
+		}
+		return p, err
+	}
+}
+
 // nudge changes a number by its last bit.
 func nudge(raw []byte) {
 	bits := binary.LittleEndian.Uint32(raw)
@@ -144,10 +158,13 @@ var sabotage = []struct {
 		b.describe = func(d *sdk.Description) { d.ContractVersion++ }
 	}},
 	{"describe", "an unknown device", func(b *saboteur) {
-		b.describe = func(d *sdk.Description) { d.Device.Kind = "abacus" }
+		b.describe = func(d *sdk.Description) { d.Devices[0].Kind = "abacus" }
 	}},
 	{"describe", "no memory", func(b *saboteur) {
-		b.describe = func(d *sdk.Description) { d.Device.TotalMemory, d.Device.FreeMemory = 0, 0 }
+		b.describe = func(d *sdk.Description) { d.Devices[0].TotalMemory, d.Devices[0].FreeMemory = 0, 0 }
+	}},
+	{"describe", "two devices with one index", func(b *saboteur) {
+		b.describe = func(d *sdk.Description) { d.Devices = append(d.Devices, d.Devices[0]) }
 	}},
 	{"describe", "no model_type", func(b *saboteur) {
 		b.describe = func(d *sdk.Description) { d.Families[0].ModelTypes = nil }
@@ -194,6 +211,9 @@ var sabotage = []struct {
 			}
 			return r, err
 		}
+	}},
+	{"load errors", "the device is not looked at", func(b *saboteur) {
+		b.load = func(req *sdk.LoadRequest, _ *func(sdk.LoadProgress)) { req.Device = 0 }
 	}},
 	{"load errors", "too many layers are cut down in silence", func(b *saboteur) {
 		b.load = func(req *sdk.LoadRequest, _ *func(sdk.LoadProgress)) { req.Layers.End = min(req.Layers.End, layers) }
@@ -372,6 +392,21 @@ var sabotage = []struct {
 	{"stats", "released state is counted still", func(b *saboteur) {
 		most := int64(0)
 		b.stats = func(s *sdk.Stats) { most = max(most, s.StateBytes); s.StateBytes = most }
+	}},
+	{"price", "a position costs more than the profile says", func(b *saboteur) {
+		b.inspect = profiled(func(s *sdk.StateProfile) { s.BytesPerPosition-- })
+	}},
+	{"price", "the profile has another block", func(b *saboteur) {
+		b.inspect = profiled(func(s *sdk.StateProfile) { s.Block = 4 })
+	}},
+	{"price", "the profile has a window that never fills", func(b *saboteur) {
+		b.inspect = profiled(func(s *sdk.StateProfile) { s.Window = 8 })
+	}},
+	{"price", "the profile has a fixed state that is not there", func(b *saboteur) {
+		b.inspect = profiled(func(s *sdk.StateProfile) { s.Fixed = 1 })
+	}},
+	{"price", "state is not counted beyond some length", func(b *saboteur) {
+		b.stats = func(s *sdk.Stats) { s.StateBytes = min(s.StateBytes, 64) }
 	}},
 	{"reload", "the unload keeps the sequences", func(b *saboteur) {
 		b.unload = func() bool { return true }

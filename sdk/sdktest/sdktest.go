@@ -36,9 +36,6 @@ type Config struct {
 	Generate int
 	// Cuts bounds how many split points are tried, spread evenly; 0 means every legal one.
 	Cuts int
-	// ShapeDependent says that the device picks kernels by shape, so that batches and prefill chunks may change
-	// the last bits. Those checks are left out then.
-	ShapeDependent bool
 	// MemorySteps is how many steps must leave the memory flat; 0 means 600.
 	MemorySteps int
 	// Timeout bounds one check; 0 means two minutes.
@@ -158,6 +155,7 @@ func checks() []check {
 		{name: "positions", run: checkPositions},
 		{name: "cancel", run: checkCancel},
 		{name: "stats", run: checkStats},
+		{name: "price", run: checkPrice, dtypes: true},
 		{name: "reload", run: checkReload},
 		{name: "seeds", run: checkSeeds},
 		{name: "mask", run: checkMask},

@@ -52,7 +52,10 @@ func (e *executor) Describe(context.Context) (*sdk.Description, error) {
 		Version:         "1.0.0",
 		ContractVersion: sdk.ContractVersion,
 		Runtime:         "go",
-		Device:          sdk.Device{Kind: "cpu", Name: runtime.GOARCH, TotalMemory: total, FreeMemory: free},
+		Devices: []sdk.Device{{
+			Kind: "cpu", Name: runtime.GOARCH, TotalMemory: total, FreeMemory: free,
+			Numerics: sdk.Numerics{BatchInvariant: true, ChunkInvariant: true}, // rows go one by one
+		}},
 		Families: []sdk.Family{{
 			Name:          Family,
 			ModelTypes:    []string{Family},
@@ -97,6 +100,9 @@ func checkLoad(req sdk.LoadRequest) (*Config, error) {
 	}
 	if req.Family != Family {
 		return nil, sdk.Errorf(sdk.CodeUnsupported, "family %q is not in this executor, it has %q", req.Family, Family)
+	}
+	if req.Device != 0 {
+		return nil, sdk.Errorf(sdk.CodeInvalid, "there is no device %d, only device 0", req.Device)
 	}
 	if req.TPSize > 1 {
 		return nil, sdk.Errorf(sdk.CodeUnsupported, "%s has no tensor-parallel ranks", Family)

@@ -35,7 +35,7 @@ func profile(dir string) (*sdk.ModelProfile, error) {
 		p.TiedBytes = matrix
 	}
 	for i := range c.Layers {
-		layer := sdk.LayerProfile{Kind: "leaky-integrator", KVBytesPerToken: c.stateBytes()}
+		layer := sdk.LayerProfile{Kind: "leaky-integrator", States: []sdk.StateProfile{{Kind: sdk.StateLatent, BytesPerPosition: c.stateBytes(), Block: 1}}}
 		for _, s := range c.layerSpecs(i) {
 			layer.Weights += s.bytes()
 		}
