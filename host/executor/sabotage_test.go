@@ -107,7 +107,7 @@ func (s *saboteur) Describe(context.Context) (*sdk.Description, error) {
 	s.dieIf("dies-in-describe")
 	d := &sdk.Description{
 		Name: s.mode, Version: "1.2.3", ContractVersion: sdk.ContractVersion, Runtime: "none",
-		Device:   sdk.Device{Kind: "cpu"},
+		Devices:  []sdk.Device{{Kind: "cpu"}},
 		Families: []sdk.Family{{Name: s.mode, ModelTypes: []string{s.mode, s.mode + "_text"}, Imports: []string{"gguf:" + s.mode}}},
 	}
 	switch s.mode {
