@@ -6,6 +6,8 @@ import (
 	"strings"
 	"syscall"
 	"time"
+
+	"github.com/mlxcel/mlxcel/sdk"
 )
 
 // NotExecutableError is a program in a plugin folder that lacks the execute permission.

@@ -155,4 +155,6 @@ func (s *saboteur) Step(_ context.Context, step *sdk.Step) (*sdk.StepResult, err
 
 func (s *saboteur) Unload(context.Context) error { return nil }
 
-func (s *saboteur) Stats(context.Context) (*sdk.Stats, error) { return &sdk.Stats{Steps: s.steps, ResidentBytes: 3 << 20, StateBytes: 2 << 20}, nil }
+func (s *saboteur) Stats(context.Context) (*sdk.Stats, error) {
+	return &sdk.Stats{Steps: s.steps, ResidentBytes: 3 << 20, StateBytes: 2 << 20}, nil
+}
