@@ -2,11 +2,12 @@ package stage
 
 import (
 	"context"
-	"errors"
 	"math"
 	"slices"
 	"sync/atomic"
 	"time"
+
+	"github.com/hashicorp/go-hclog"
 
 	"github.com/mlxcel/mlxcel/mlxshared/mlx"
 	"github.com/mlxcel/mlxcel/sdk"
@@ -20,7 +21,8 @@ type Options struct {
 	Families []Family
 	Device   string // mlx.DeviceAuto, mlx.DeviceCPU or mlx.DeviceGPU
 
-	Now func() time.Time // nil takes time.Now
+	Now    func() time.Time // nil takes time.Now
+	Logger hclog.Logger     // nil takes none
 }
 
 // Executor serves the contract for a list of families.
@@ -36,6 +38,9 @@ type Executor struct {
 	weightBytes atomic.Int64
 	stateBytes  atomic.Int64
 	busyNanos   atomic.Int64
+
+	scratchBytes atomic.Int64 // kept beside weights and state for the next step
+	peakBytes    atomic.Int64 // that weights, state and scratch took at most since the load
 }
 
 var _ sdk.Executor = (*Executor)(nil)
@@ -110,8 +115,9 @@ func (e *Executor) unload() error {
 	}
 	err := e.model.close()
 	e.model = nil
+	e.logger().Info("unloaded")
 	e.isLoaded.Store(false)
-	for _, n := range []*atomic.Int64{&e.sequences, &e.weightBytes, &e.stateBytes} {
+	for _, n := range []*atomic.Int64{&e.sequences, &e.weightBytes, &e.stateBytes, &e.scratchBytes, &e.peakBytes} {
 		n.Store(0)
 	}
 	return err
@@ -119,7 +125,7 @@ func (e *Executor) unload() error {
 
 // Reserve creates the state of a sequence.
 func (e *Executor) Reserve(ctx context.Context, r sdk.Reservation) error {
-	return e.change(ctx, func(m *loaded) error { return m.reserve(&r) })
+	return e.change(ctx, func(m *loaded) error { return m.reserve(&reservation{Reservation: r}) })
 }
 
 // Release frees the state of a sequence; an unknown one is no error.
@@ -158,8 +164,11 @@ func (e *Executor) change(ctx context.Context, f func(*loaded) error) error {
 			return sdk.Errorf(sdk.CodeNotLoaded, "no model is loaded")
 		}
 		err := f(e.model)
+		e.model.count()
 		e.sequences.Store(int64(len(e.model.sequences)))
 		e.stateBytes.Store(e.model.held)
+		e.scratchBytes.Store(e.model.scratch())
+		e.peakBytes.Store(e.model.peak)
 		return err
 	})
 }
@@ -184,15 +193,9 @@ func (e *Executor) family(c *config.Object, name string) (Family, string, error)
 	return nil, "", sdk.Errorf(sdk.CodeUnsupported, "executor %s: model_type %q of %s is not built; built are %v", e.o.Name, modelType, config.FileName, known)
 }
 
-// typed gives errors from below the contract's codes a place in it.
-func typed(err error) error {
-	var own *sdk.Error
-	var op *mlx.OpError
-	switch {
-	case err == nil || errors.As(err, &own):
-		return err
-	case errors.As(err, &op):
-		return sdk.Errorf(sdk.CodeInternal, "%v", err)
+func (e *Executor) logger() hclog.Logger {
+	if e.o.Logger == nil {
+		return hclog.NewNullLogger()
 	}
-	return err
+	return e.o.Logger
 }
