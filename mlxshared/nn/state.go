@@ -2,6 +2,7 @@ package nn
 
 import (
 	"fmt"
+	"io"
 
 	"github.com/mlxcel/mlxcel/mlxshared/mlx"
 	"github.com/mlxcel/mlxcel/sdk"
@@ -9,16 +10,30 @@ import (
 
 // State is what one sequence keeps in one slot of a stage.
 type State interface {
-	// Bytes held now.
+	// Len is the number of positions that went into the state.
+	Len() int
+	// Bytes held now, snapshots among them. What is shared with other states counts in full.
 	Bytes() int64
+	// Owed is what of Bytes the next rows will copy because another state, from which this one was shared, holds it too.
+	Owed() int64
 	// Settle is called after a step with the sequence's new length: what later rows can't see may go.
 	Settle(length int) error
-	// CanTruncate refuses lengths that the state can't go back to.
-	CanTruncate(length int) error
-	// Truncate drops every position at or past length; CanTruncate has allowed it.
-	Truncate(length int) error
-	// Fork makes an independent copy.
-	Fork() (State, error)
+	// Nearest are the positions next to length, not after and not before it, that the state can go back to. They are length
+	// itself where it can go there; 0 and Len are always among them.
+	Nearest(length int) (before, after int)
+	// Rewind drops every position at or past length, to which Nearest says the state can go back.
+	Rewind(length int) error
+	// Share makes a state of the first keep positions, to which Nearest says this one could go back. Memory is shared where
+	// the state allows that; snapshots are not taken along.
+	Share(keep int) (State, error)
+	// Snapshot makes sure that the state can go back to its length later on. Of limit snapshots the oldest makes room.
+	Snapshot(limit int) error
+	// Section describes what Export writes.
+	Section() Section
+	// Export writes the state in the layout that Section describes; the state stays as it is.
+	Export(w io.Writer) error
+	// Import fills an empty state of length positions with what Export wrote. After an error the state is of no use.
+	Import(s Section, length int, r io.Reader) error
 	// Free releases the memory.
 	Free()
 }
@@ -90,12 +105,21 @@ func (k KVSpec) firstKept(length, block int) int {
 }
 
 type kvState struct {
-	spec  KVSpec
-	cache *mlx.KVCache
-	first int // positions before it are gone
+	spec   KVSpec
+	cache  *mlx.KVCache
+	first  int  // positions before it are gone
+	shared bool // made by Share: what both hold is the other's, until it is written
 }
 
+func (s *kvState) Len() int     { return s.cache.Len() }
 func (s *kvState) Bytes() int64 { return int64(s.cache.Bytes()) }
+
+func (s *kvState) Owed() int64 {
+	if !s.shared {
+		return 0
+	}
+	return int64(s.cache.Owed())
+}
 
 func (s *kvState) Settle(length int) error {
 	keep := s.spec.firstKept(length, s.cache.Block())
@@ -106,21 +130,38 @@ func (s *kvState) Settle(length int) error {
 	return s.cache.DropBefore(keep)
 }
 
-func (s *kvState) CanTruncate(length int) error {
-	if needed := length + 1 - s.spec.Sliding; s.first > 0 && needed < s.first && length < s.cache.Len() {
-		return sdk.Errorf(sdk.CodeUnsupported, "can't truncate a sliding window of %d to %d positions: those before %d are gone; release the sequence", s.spec.Sliding, length, s.first)
+// Nearest allows every length whose next row still sees its whole window.
+func (s *kvState) Nearest(length int) (before, after int) {
+	end, least := s.Len(), 0
+	if s.first > 0 {
+		least = min(end, s.first+s.spec.Sliding-1)
 	}
-	return nil
+	switch {
+	case length <= 0:
+		return 0, 0
+	case length < least:
+		return 0, least
+	}
+	return min(length, end), min(length, end)
 }
 
-func (s *kvState) Truncate(length int) error { return s.cache.Truncate(length) }
+func (s *kvState) Rewind(length int) error {
+	if length == s.Len() {
+		return nil
+	}
+	s.first = min(s.first, length)
+	return s.cache.Truncate(length)
+}
 
-func (s *kvState) Fork() (State, error) {
-	c, err := s.cache.Fork()
+func (s *kvState) Share(keep int) (State, error) {
+	c, err := s.cache.Share(keep)
 	if err != nil {
-		return nil, fmt.Errorf("forking a cache: %w", err)
+		return nil, fmt.Errorf("sharing a cache: %w", err)
 	}
-	return &kvState{spec: s.spec, cache: c, first: s.first}, nil
+	return &kvState{spec: s.spec, cache: c, first: min(s.first, keep), shared: true}, nil
 }
+
+// Snapshot has nothing to do: what is past the length can be dropped at any time.
+func (s *kvState) Snapshot(int) error { return nil }
 
 func (s *kvState) Free() { s.cache.Free() }

@@ -4,7 +4,6 @@ import (
 	"testing"
 
 	"github.com/mlxcel/mlxcel/mlxshared/mlx"
-	"github.com/mlxcel/mlxcel/sdk"
 )
 
 // append adds rows to a state by an attention over it, and settles.
@@ -88,7 +87,8 @@ func checkPrice(t *testing.T, s *mlx.Stream, spec KVSpec) {
 	}
 }
 
-func TestTruncate(t *testing.T) {
+// A sliding window goes back as far as it still sees its whole window, to 0, and nowhere between.
+func TestRewind(t *testing.T) {
 	s := open(t)
 	spec := KVSpec{KVHeads: 1, KeyDim: 16, ValueDim: 16, Sliding: 16, Dtype: mlx.Float32}
 	state, err := spec.New(s)
@@ -97,22 +97,35 @@ func TestTruncate(t *testing.T) {
 	}
 	defer state.Free()
 	appendRows(t, s, spec, state, 0, 300)
-	if err := state.Truncate(300 - windowSlack); err != nil {
-		t.Errorf("within the slack: %v", err)
+	const least = 192 + 16 - 1 // those before 192 are gone
+	for at, want := range map[int][2]int{300: {300, 300}, 299: {299, 299}, 300 - windowSlack: {236, 236}, least: {least, least}, least - 1: {0, least}, 1: {0, least}, 0: {0, 0}} {
+		if before, after := state.Nearest(at); before != want[0] || after != want[1] {
+			t.Errorf("near %d: %d and %d, want %v", at, before, after, want)
+		}
 	}
-	if err := state.CanTruncate(20); sdk.CodeOf(err) != sdk.CodeUnsupported {
-		t.Errorf("into what is gone: %v", err)
-	}
-	copied, err := state.Fork()
+	shared, err := state.Share(least)
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer copied.Free()
-	if err := copied.CanTruncate(20); sdk.CodeOf(err) != sdk.CodeUnsupported {
-		t.Errorf("a copy forgot what is gone: %v", err)
+	defer shared.Free()
+	if shared.Len() != least || shared.Owed() == 0 || state.Owed() != 0 {
+		t.Errorf("%d positions shared, owing %d; the first owes %d", shared.Len(), shared.Owed(), state.Owed())
 	}
-	appendRows(t, s, spec, copied, 300-windowSlack, 5)
-	if got := state.(*kvState).cache.Len(); got != 300-windowSlack {
-		t.Errorf("the original has %d positions after its copy grew", got)
+	if before, after := shared.Nearest(100); before != 0 || after != least {
+		t.Errorf("the second forgot what is gone: %d and %d are near 100", before, after)
+	}
+	appendRows(t, s, spec, shared, least, 5)
+	if state.Len() != 300 || shared.Owed() != 0 {
+		t.Errorf("the first has %d positions after the second grew, which owes %d", state.Len(), shared.Owed())
+	}
+	if err := state.Rewind(300 - windowSlack); err != nil || state.Len() != 236 {
+		t.Errorf("within the slack: %v, %d positions", err, state.Len())
+	}
+	if err := state.Rewind(0); err != nil || state.Len() != 0 || state.Bytes() != 0 {
+		t.Errorf("to the beginning: %v, %d positions in %d bytes", err, state.Len(), state.Bytes())
+	}
+	appendRows(t, s, spec, state, 0, 40)
+	if before, after := state.Nearest(3); before != 3 || after != 3 {
+		t.Errorf("a new beginning can't go back to 3: %d and %d", before, after)
 	}
 }

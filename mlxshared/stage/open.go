@@ -186,6 +186,19 @@ func contractDtype(d mlx.Dtype) sdk.Dtype {
 	return sdk.DtypeFloat32
 }
 
+// ownDtype is contractDtype's inverse; what no state has is an integer.
+func ownDtype(d sdk.Dtype) mlx.Dtype {
+	switch d {
+	case sdk.DtypeFloat16:
+		return mlx.Float16
+	case sdk.DtypeBFloat16:
+		return mlx.BFloat16
+	case sdk.DtypeFloat32:
+		return mlx.Float32
+	}
+	return mlx.Int32
+}
+
 // Inspect profiles a model from its headers, or from its config alone.
 func (e *Executor) Inspect(_ context.Context, req sdk.InspectRequest) (*sdk.ModelProfile, error) {
 	o, err := e.open(req.Dir, "", req.Dtype)

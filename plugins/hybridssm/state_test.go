@@ -55,7 +55,7 @@ func TestStateBytes(t *testing.T) {
 		p.Step(sdk.SeqStep{Seq: 1, Rows: 3, Tokens: []int32{1, 2, 3}, Prompt: true})
 		held(fixed + 64*perToken) // caches grow by blocks
 		p.Fork(1, 2)
-		held(2 * (fixed + 64*perToken))
+		held(2*fixed + 64*perToken) // blocks that both hold count once
 		p.Release(1)
 		p.Release(2)
 		held(0)

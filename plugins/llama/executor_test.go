@@ -245,9 +245,16 @@ func TestKVBudget(t *testing.T) {
 	p.Release(1)
 	p.Step(sdk.SeqStep{Seq: 2, Pos: 64, Rows: 1, Tokens: ids[:1]})
 	bytes(2 * block)
-	if err := e.Fork(t.Context(), 2, 4); !stagetest.Is(err, sdk.CodeOutOfMemory, "sequence 4") {
-		t.Errorf("fork: %v", err)
+	p.Fork(2, 4)
+	bytes(2 * block) // what both hold counts once
+	p.Step(sdk.SeqStep{Seq: 4, Pos: 65, Tokens: ids[:1]})
+	bytes(3 * block)
+	p.Fork(4, 5)
+	if _, err := p.TryStep(t.Context(), sdk.SeqStep{Seq: 5, Pos: 66, Tokens: ids[:1]}); !stagetest.Is(err, sdk.CodeOutOfMemory, "sequence 5") {
+		t.Errorf("a copy of a shared block beyond the budget: %v", err)
 	}
+	p.Release(4)
+	p.Release(5)
 	p.Release(2)
 	bytes(0)
 }
