@@ -34,32 +34,35 @@ func (m *loaded) checkLayers(layers sdk.LayerRange) error {
 	return nil
 }
 
-// exportState writes what a sequence keeps in some layers: open is called for each state, and what it returns takes the state's
-// bytes. It returns the sequence's positions.
-func (m *loaded) exportState(id sdk.SeqID, layers sdk.LayerRange, open func(section) (io.Writer, error)) (positions int, err error) {
+// exportState writes what a sequence keeps in some layers: begin is told the sequence's positions, then open is called for each
+// state, and what it returns takes the state's bytes.
+func (m *loaded) exportState(id sdk.SeqID, layers sdk.LayerRange, begin func(positions int) error, open func(section) (io.Writer, error)) error {
 	s := m.sequences[id]
 	switch {
 	case s == nil:
-		return 0, unknown(id)
+		return unknown(id)
 	case s.broken || s.imported != nil:
-		return 0, s.unusable(id)
+		return s.unusable(id)
 	}
 	if err := m.checkLayers(layers); err != nil {
-		return 0, err
+		return err
+	}
+	if err := begin(s.length); err != nil {
+		return err
 	}
 	for layer := layers.Start; layer < layers.End; layer++ {
 		first, end := m.slots(layer - m.firstLayer)
 		for slot := first; slot < end; slot++ {
 			w, err := open(section{Layer: layer, Index: slot - first, Section: s.states[slot].Section()})
 			if err != nil {
-				return 0, err
+				return err
 			}
 			if err := s.states[slot].Export(w); err != nil {
-				return 0, m.typed(fmt.Errorf("layer %d, state %d of sequence %d: %w", layer, slot-first, id, err))
+				return m.typed(fmt.Errorf("layer %d, state %d of sequence %d: %w", layer, slot-first, id, err))
 			}
 		}
 	}
-	return s.length, nil
+	return nil
 }
 
 // importState fills some layers of an empty sequence with a state of length positions. next returns the sections that came,

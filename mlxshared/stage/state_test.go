@@ -332,13 +332,13 @@ type exported struct {
 func (k *keptStage) export(seq sdk.SeqID, layers sdk.LayerRange) (x exported, positions int) {
 	k.t.Helper()
 	var buffers []*bytes.Buffer
-	err := k.change(k.t.Context(), func(m *loaded) (err error) {
-		positions, err = m.exportState(seq, layers, func(s section) (io.Writer, error) {
+	err := k.change(k.t.Context(), func(m *loaded) error {
+		begin := func(n int) error { positions = n; return nil }
+		return m.exportState(seq, layers, begin, func(s section) (io.Writer, error) {
 			x.sections = append(x.sections, s)
 			buffers = append(buffers, &bytes.Buffer{})
 			return buffers[len(buffers)-1], nil
 		})
-		return err
 	})
 	if err != nil {
 		k.t.Fatal(err)
