@@ -43,7 +43,7 @@ type Executor struct {
 	peakBytes    atomic.Int64 // that weights, state and scratch took at most since the load
 }
 
-var _ sdk.Executor = (*Executor)(nil)
+var _ sdk.Threaded = (*Executor)(nil)
 
 // New makes an executor and starts its worker. Close ends it.
 func New(o Options) *Executor {
@@ -128,7 +128,7 @@ func (e *Executor) unload() error {
 	}
 	err := e.model.close()
 	e.model = nil
-	e.o.Logger.Info("unloaded")
+	e.o.Logger.Debug("unloaded")
 	e.isLoaded.Store(false)
 	for _, n := range []*atomic.Int64{&e.sequences, &e.weightBytes, &e.stateBytes, &e.scratchBytes, &e.peakBytes} {
 		n.Store(0)
@@ -155,6 +155,9 @@ func (e *Executor) ExportState(ctx context.Context, seq sdk.SeqID, layers sdk.La
 func (e *Executor) ImportState(ctx context.Context, seq sdk.SeqID, layers sdk.LayerRange, r *sdk.StateReader) error {
 	return e.change(ctx, func(m *loaded) error { return m.importState(seq, layers, r) })
 }
+
+// RunSteps has the worker read the step stream, so that a step runs where it was read.
+func (e *Executor) RunSteps(loop *sdk.StepLoop) { e.worker.serve(loop) }
 
 // Step runs one micro-batch.
 func (e *Executor) Step(ctx context.Context, s *sdk.Step) (*sdk.StepResult, error) {

@@ -93,7 +93,7 @@ func (e *Executor) load(ctx context.Context, o *opened, req *sdk.LoadRequest, pr
 		return nil, errors.Join(m.typed(err), m.close())
 	}
 	e.model = m
-	e.o.Logger.Info("loaded", "family", o.family.Info().Name, "layers", fmt.Sprintf("[%d, %d)", req.Layers.Start, req.Layers.End),
+	e.o.Logger.Debug("loaded", "family", o.family.Info().Name, "layers", fmt.Sprintf("[%d, %d)", req.Layers.Start, req.Layers.End),
 		"bytes", m.loader.Bytes(), "tensors", m.loader.Tensors(), "threads", threads)
 	e.isLoaded.Store(true)
 	e.weightBytes.Store(m.loader.Bytes())

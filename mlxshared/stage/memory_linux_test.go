@@ -36,7 +36,7 @@ func TestLittleMemory(t *testing.T) {
 func littleMemory(t *testing.T) {
 	const rows = 1 << 20 // of 128 bytes: each layer's activations are beyond the limit
 	k := wholeKept(t, "full", "conv")
-	large := &sdk.Step{Seqs: []sdk.SeqStep{{Seq: 2, Tokens: make([]int32, rows), Prompt: true}}}
+	large := &sdk.Step{Seqs: []sdk.SeqStep{{Seq: 2, Rows: rows, Tokens: make([]int32, rows), Prompt: true}}}
 	k.mustReserve(sdk.Reservation{Seq: 1})
 	k.mustReserve(sdk.Reservation{Seq: 2})
 	k.feed(1, 0, 5)

@@ -629,7 +629,7 @@ func TestGeneratedIDs(t *testing.T) {
 	sampler := sdk.Sampler{FrequencyPenalty: 1}
 	run := func(seq sdk.SeqID, pos int, tokens []int32, prompt bool) int32 {
 		t.Helper()
-		r, err := k.Step(context.Background(), &sdk.Step{Seqs: []sdk.SeqStep{{Seq: seq, Pos: pos, Tokens: tokens, Prompt: prompt, Want: sdk.WantToken}}})
+		r, err := k.Step(context.Background(), &sdk.Step{Seqs: []sdk.SeqStep{{Seq: seq, Pos: pos, Rows: len(tokens), Tokens: tokens, Prompt: prompt, Want: sdk.WantToken}}})
 		if err != nil {
 			t.Fatal(err)
 		}
