@@ -47,8 +47,8 @@ func TestKindsAndState(t *testing.T) {
 	for _, c := range cases {
 		p := inspect(t, filepath.Join(parityRoot, c.checkpoint))
 		for _, l := range p.Layers {
-			if want, ok := c.state[l.Kind]; ok && (l.KVBytesPerToken != want[0] || l.StateBytes != want[1]) {
-				t.Errorf("%s: %s keeps %d bytes a position and %d fixed, want %v", c.checkpoint, l.Kind, l.KVBytesPerToken, l.StateBytes, want)
+			if want, ok := c.state[l.Kind]; ok && (l.PositionBytes() != want[0] || l.StateBytes(0, 0) != want[1]) {
+				t.Errorf("%s: %s keeps %d bytes a position and %d fixed, want %v", c.checkpoint, l.Kind, l.PositionBytes(), l.StateBytes(0, 0), want)
 			}
 		}
 		if got := stagetest.Kinds(p); got != c.kinds {

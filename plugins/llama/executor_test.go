@@ -45,10 +45,10 @@ func TestProfile(t *testing.T) {
 		p.Boundary != (sdk.Boundary{Width: 128, Dtype: sdk.DtypeFloat32}) || p.Quantization != "affine 4-bit group 64" || len(p.Layers) != 6 {
 		t.Errorf("%+v", p)
 	}
-	if l := p.Layers[0]; l.Kind != "sliding-attention" || l.KVBytesPerToken != 2*2*32*4 || l.KVWindow < 16 || l.StateBytes != 0 {
+	if l := p.Layers[0]; l.Kind != "sliding-attention" || l.PositionBytes() != 2*2*32*4 || l.States[0].Window < 16 || l.StateBytes(0, 0) != 0 {
 		t.Errorf("sliding layer %+v", l)
 	}
-	if l := p.Layers[2]; l.Kind != "attention" || l.KVWindow != 0 {
+	if l := p.Layers[2]; l.Kind != "attention" || l.States[0].Window != 0 {
 		t.Errorf("full layer %+v", l)
 	}
 }
