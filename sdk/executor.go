@@ -201,7 +201,7 @@ type Reservation struct {
 	// penalties count them.
 	Generated []int32
 	// Snapshots is how many snapshots of a recurrent state the sequence holds at most; a further one takes the oldest's
-	// place. They count in the sequence's promise.
+	// place, and where it is 0 none is kept. They count in the sequence's promise.
 	Snapshots int
 }
 

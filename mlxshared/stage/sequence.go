@@ -19,6 +19,7 @@ type sequence struct {
 	broken    bool  // a step failed halfway: only a release helps
 
 	imported []bool // by layer of the stage; nil but between the first import and the last
+	coming   int    // positions of the imported states
 
 	history   *sample.History // nil without the head or without penalties
 	prompt    int             // tokens of the prompt in history

@@ -67,20 +67,22 @@ func exportSlot(w *sdk.StateWriter, state nn.State, layer, index int) error {
 }
 
 // importState fills some layers of an empty sequence; sections of other layers are passed over. Once every layer of the stage
-// that keeps state has got its own, the sequence has the state's length. Where it fails halfway the sequence is broken.
+// that keeps state has got its own, the sequence has the state's length. Where it fails the layers are as empty as before.
 func (m *loaded) importState(id sdk.SeqID, layers sdk.LayerRange, r *sdk.StateReader) error {
 	s, length := m.sequences[id], r.Header().Positions
 	if err := m.checkImport(s, id, layers, length); err != nil {
 		return err
 	}
-	if s.imported == nil {
-		s.imported = make([]bool, len(m.layers))
-	}
 	err := m.readSections(s, layers, length, r)
+	if err != nil {
+		err = errors.Join(fmt.Errorf("state of sequence %d: %w", id, err), m.empty(s, layers))
+	}
 	m.account(s)
 	if err != nil {
-		s.broken = true
-		return m.typed(fmt.Errorf("state of sequence %d: %w", id, err))
+		return m.typed(err)
+	}
+	if s.imported == nil {
+		s.imported, s.coming = make([]bool, len(m.layers)), length
 	}
 	for layer := layers.Start; layer < layers.End; layer++ {
 		s.imported[layer-m.firstLayer] = true
@@ -104,23 +106,37 @@ func (m *loaded) checkImport(s *sequence, id sdk.SeqID, layers sdk.LayerRange, l
 		return s.unusable(id)
 	case s.length > 0:
 		return sdk.Errorf(sdk.CodeInvalid, "sequence %d has %d positions; a state goes into an empty one", id, s.length)
-	case length < 1 || length > maxPositions || s.maxLen > 0 && length > s.maxLen:
+	case length > maxPositions || s.maxLen > 0 && length > s.maxLen:
 		return sdk.Errorf(sdk.CodeInvalid, "a state of %d positions for sequence %d, which may have %d", length, id, s.maxLen)
 	case s.history != nil && len(s.generated) > 0 && s.prompt+len(s.generated) > length:
 		return sdk.Errorf(sdk.CodeInvalid, "sequence %d: a prompt of %d tokens and %d generated ones go past the %d positions of its state", id, s.prompt,
 			len(s.generated), length)
 	}
+	if s.imported != nil && length != s.coming {
+		return sdk.Errorf(sdk.CodeInvalid, "layers of sequence %d have a state of %d positions, now come %d", id, s.coming, length)
+	}
 	for layer, done := range s.imported {
-		first, end := m.slots(layer)
 		if at := m.firstLayer + layer; done && layers.Start <= at && at < layers.End {
 			return sdk.Errorf(sdk.CodeInvalid, "layer %d of sequence %d has its state already", at, id)
 		}
-		if done && first < end && s.states[first].Len() != length {
-			return sdk.Errorf(sdk.CodeInvalid, "layer %d of sequence %d has a state of %d positions, now come %d", m.firstLayer+layer, id,
-				s.states[first].Len(), length)
-		}
 	}
 	return m.spare(id, m.bytesAt(length, s.snapshots)-s.own()-s.growth())
+}
+
+// empty gives a sequence new states in the layers.
+func (m *loaded) empty(s *sequence, layers sdk.LayerRange) error {
+	first, _ := m.slots(layers.Start - m.firstLayer)
+	_, end := m.slots(layers.End - 1 - m.firstLayer)
+	for slot := first; slot < end; slot++ {
+		state, err := m.specs[slot].New(m.stream)
+		if err != nil {
+			s.broken = true
+			return err
+		}
+		s.states[slot].Free()
+		s.states[slot] = state
+	}
+	return nil
 }
 
 // readSections imports every state of the layers.

@@ -144,8 +144,6 @@ func (m *loaded) checkSeq(s *sdk.Step, i int) error {
 		return sdk.Errorf(sdk.CodeInvalid, "step %d: sequence %d has %d rows and %d tokens", s.ID, q.Seq, q.Rows, len(q.Tokens))
 	case q.Pos < 0 || q.Pos > state.length:
 		return sdk.Errorf(sdk.CodeInvalid, "step %d: sequence %d starts at position %d, its state ends at %d", s.ID, q.Seq, q.Pos, state.length)
-	case q.Snapshot && state.snapshots < 1:
-		return sdk.Errorf(sdk.CodeInvalid, "step %d: sequence %d was reserved without snapshots", s.ID, q.Seq)
 	case slices.ContainsFunc(s.Seqs[:i], func(o sdk.SeqStep) bool { return o.Seq == q.Seq }):
 		return sdk.Errorf(sdk.CodeInvalid, "step %d names sequence %d twice", s.ID, q.Seq)
 	}

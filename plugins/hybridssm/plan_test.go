@@ -2,6 +2,7 @@ package main
 
 import (
 	"path/filepath"
+	"reflect"
 	"testing"
 
 	"github.com/mlxcel/mlxcel/mlxshared/stage/stagetest"
@@ -144,7 +145,7 @@ func TestSpellings(t *testing.T) {
 			t.Fatalf("%v: %d layers, want %d", c.changes, len(got.Layers), len(want.Layers))
 		}
 		for i := range want.Layers {
-			if got.Layers[i] != want.Layers[i] {
+			if !reflect.DeepEqual(got.Layers[i], want.Layers[i]) {
 				t.Errorf("%v: layer %d is %+v, want %+v", c.changes, i, got.Layers[i], want.Layers[i])
 			}
 		}

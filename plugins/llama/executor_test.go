@@ -308,7 +308,7 @@ func TestDescribe(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if d.Name != "test" || d.Device.Kind != "cpu" || d.Device.TotalMemory <= 0 || !strings.HasPrefix(d.Runtime, "mlx 0.") || len(d.Families) != len(families()) {
+	if d.Name != "test" || d.Devices[0].Kind != "cpu" || d.Devices[0].TotalMemory <= 0 || !strings.HasPrefix(d.Runtime, "mlx 0.") || len(d.Families) != len(families()) {
 		t.Errorf("%+v", d)
 	}
 }
