@@ -737,7 +737,8 @@ func (s *stage) newEntry(o Order) *entry {
 	e.order = o
 	if o.Plan != nil {
 		n := o.Plan.MicroBatches()
-		e.machine.Reset(s.cfg.index, s.cfg.stages, n, s.cfg.slots)
+		at := sdk.Place{Stage: s.cfg.index}
+		e.machine.Reset(at, sdk.RoleOf(at, s.cfg.stages), n, s.cfg.slots)
 		e.begun = 0
 		e.frames = slices.Grow(e.frames[:0], n)[:n]
 		clear(e.frames)
