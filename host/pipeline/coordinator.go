@@ -15,12 +15,14 @@ import (
 // runs on its callers' and its reporters'. It is safe for concurrent use; steps over different sequences overlap.
 type coordinator struct {
 	epoch      uint64
-	stages     []StagePort
-	microBatch int // sequences per micro-batch at most
-	maxRows    int // rows per micro-batch at most
+	ports      []port          // one for each place
+	roles      []sdk.StageRole // that places have, each once
+	microBatch int             // sequences per micro-batch at most
+	maxRows    int             // rows per micro-batch at most
 
 	order  sync.Mutex // held while an order goes to every stage, so that all stages see the same order
 	lastID uint64     // guarded by order
+	cut    []Order    // for each of roles; guarded by order
 
 	mu    sync.Mutex // never held while a stage is called
 	calls map[uint64]*call
@@ -28,6 +30,29 @@ type coordinator struct {
 	down  error // why nothing goes any more
 
 	isDown chan struct{} // closed once down is set
+}
+
+// port is the way to one place.
+type port struct {
+	StagePort
+	place sdk.Place
+	role  int // in roles
+}
+
+// addPort adds a place of a pipeline of that many stages, before the first order.
+func (c *coordinator) addPort(p StagePort, at sdk.Place, stages int) {
+	role := sdk.RoleOf(at, stages)
+	i := slices.Index(c.roles, role)
+	if i < 0 {
+		i = len(c.roles)
+		c.roles = append(c.roles, role)
+	}
+	c.ports = append(c.ports, port{StagePort: p, place: at, role: i})
+}
+
+// portOf returns the index of a place's port, -1 where there is none.
+func (c *coordinator) portOf(at sdk.Place) int {
+	return slices.IndexFunc(c.ports, func(p port) bool { return p.place == at })
 }
 
 // sequence is what the coordinator knows of a reserved sequence.
@@ -44,6 +69,7 @@ type call struct {
 	left    int           // reports to come
 	op      sdk.Op        // of an operation
 	errs    []error       // of operations, by arrival
+	heard   []bool        // of an operation: the ports whose answer came
 	plan    *StepPlan
 	done    []bool // micro-batches finished or failed
 	failed  []int  // micro-batches failed and not yet given up
@@ -174,7 +200,7 @@ func (c *coordinator) begin(ctx context.Context, seqs []sdk.SeqStep) (uint64, *c
 		call.wake()
 		return 0, call, nil
 	}
-	id, err := c.give(Order{Plan: call.plan}, call)
+	id, err := c.give(Order{Plan: call.plan, Trace: traceOf(ctx)}, call)
 	if err != nil {
 		c.giveBackSteps(present)
 		return 0, nil, err
@@ -226,8 +252,8 @@ func (c *coordinator) plan(seqs []sdk.SeqStep) *StepPlan {
 
 // operate carries out an operation on every stage.
 func (c *coordinator) operate(ctx context.Context, op sdk.Op) error {
-	call := &call{signal: make(chan struct{}, 1), left: len(c.stages), op: op}
-	id, err := c.give(Order{Op: op}, call)
+	call := &call{signal: make(chan struct{}, 1), left: len(c.ports), heard: make([]bool, len(c.ports)), op: op}
+	id, err := c.give(Order{Op: op, Trace: traceOf(ctx)}, call)
 	if err != nil {
 		return err
 	}
@@ -244,7 +270,7 @@ func (c *coordinator) operate(ctx context.Context, op sdk.Op) error {
 	}
 }
 
-// give hands an order to every stage. call is nil when nobody waits for its end.
+// give hands an order to every place, cut to its role. call is nil when nobody waits for its end.
 func (c *coordinator) give(o Order, call *call) (uint64, error) {
 	c.order.Lock()
 	defer c.order.Unlock()
@@ -253,9 +279,14 @@ func (c *coordinator) give(o Order, call *call) (uint64, error) {
 		return 0, err
 	}
 	c.lastID = o.ID
-	for _, s := range c.stages {
-		s.Order(o)
+	c.cut = c.cut[:0]
+	for _, role := range c.roles {
+		c.cut = append(c.cut, o.For(role))
 	}
+	for _, p := range c.ports {
+		p.Order(c.cut[p.role])
+	}
+	clear(c.cut)
 	return o.ID, nil
 }
 
@@ -290,8 +321,8 @@ func (c *coordinator) progress(id uint64, call *call) (failed []int, ended bool)
 
 // giveUp ends a micro-batch whose sequences have failed: no stage waits for it any more, and they are released.
 func (c *coordinator) giveUp(step uint64, plan *StepPlan, mb int) {
-	for _, s := range c.stages {
-		s.Abort(Tag{Epoch: c.epoch, Step: step, MicroBatch: mb})
+	for _, p := range c.ports {
+		p.Abort(Tag{Epoch: c.epoch, Step: step, MicroBatch: mb})
 	}
 	c.release(plan.ids(mb)...)
 }
@@ -491,13 +522,15 @@ func (c *coordinator) shutDown(err error) {
 }
 
 // Answered is Reporter's.
-func (c *coordinator) Answered(_ int, epoch, order uint64, err error) {
+func (c *coordinator) Answered(at sdk.Place, epoch, order uint64, err error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	call := c.calls[order]
-	if epoch != c.epoch || call == nil || call.plan != nil || call.left == 0 {
+	i := c.portOf(at)
+	if epoch != c.epoch || call == nil || call.plan != nil || call.left == 0 || i < 0 || call.heard[i] {
 		return
 	}
+	call.heard[i] = true
 	if err != nil {
 		call.errs = append(call.errs, err)
 	}

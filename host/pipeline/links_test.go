@@ -24,7 +24,7 @@ import (
 type cluster struct {
 	cfg    pipeline.Config
 	dial   func(name string) (near, far net.Conn, err error) // near is the dialling side's
-	stages []*pipeline.Stage
+	stages []*pipeline.Place.Stage
 	ports  []*stagelink.Port
 	serve  []context.CancelFunc
 	served []chan error
@@ -93,8 +93,8 @@ func (c *cluster) start(ctx context.Context) (*pipeline.Pipeline, error) {
 	return p, nil
 }
 
-func (c *cluster) startStage(ctx context.Context, i int) (*pipeline.Stage, error) {
-	return pipeline.StartStage(ctx, pipeline.StageConfig{
+func (c *cluster) startStage(ctx context.Context, i int) (*pipeline.Place.Stage, error) {
+	return pipeline.StartStage(ctx, pipeline.Place.StageConfig{
 		Epoch: c.cfg.Epoch, Node: node(i), Assignment: c.cfg.Plan.Stages[i], Stages: len(c.cfg.Plan.Stages),
 		Launcher: c.cfg.Launcher, Load: c.cfg.LoadRequest(i), Boundary: c.cfg.Profile.Boundary, VocabSize: c.cfg.Profile.VocabSize,
 	})
@@ -238,8 +238,8 @@ func lifeWithCut(t *testing.T, name, side string, at int, cut *bool, stages []in
 	err = pipeline.WholeLife(t, p)
 	if *cut {
 		<-p.Done()
-		e, ok := errors.AsType[*pipeline.StageError](p.Err())
-		if !ok || !slices.Contains(stages, e.Stage) || e.Node != node(e.Stage) || e.Plugin != "toy" || e.Phase == "" {
+		e, ok := errors.AsType[*pipeline.Place.StageError](p.Err())
+		if !ok || !slices.Contains(stages, e.Place.Stage) || e.Node != node(e.Place.Stage) || e.Plugin != "toy" || e.Phase == "" {
 			t.Errorf("after %d bytes: got %v, want the loss of stage %d", at, p.Err(), stages)
 		}
 		if err != nil && !errors.Is(err, p.Err()) {
@@ -287,7 +287,7 @@ func TestCutUnderLoad(t *testing.T) {
 				})
 			}
 			wait.Wait()
-			if e, ok := errors.AsType[*pipeline.StageError](p.Err()); !ok || e.Node != node(e.Stage) {
+			if e, ok := errors.AsType[*pipeline.Place.StageError](p.Err()); !ok || e.Node != node(e.Place.Stage) {
 				t.Errorf("%s cut after %d bytes: %v", name, at, p.Err())
 			}
 			if err := p.Close(t.Context()); err != nil {
@@ -300,7 +300,7 @@ func TestCutUnderLoad(t *testing.T) {
 // A stage whose service ends because its host wants that leaves the others to the coordinator.
 func TestServiceEndsWithItsContext(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		s, err := pipeline.StartStage(t.Context(), pipeline.StageConfig{})
+		s, err := pipeline.StartStage(t.Context(), pipeline.Place.StageConfig{})
 		if s != nil || err == nil {
 			t.Error("a stage of nothing started")
 		}
