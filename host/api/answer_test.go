@@ -21,6 +21,7 @@ import (
 	"github.com/mlxcel/mlxcel/host/kvledger"
 	"github.com/mlxcel/mlxcel/host/metrics"
 	"github.com/mlxcel/mlxcel/host/pipeline"
+	"github.com/mlxcel/mlxcel/sdk"
 )
 
 func testMetrics() *metrics.Metrics {
@@ -194,7 +195,7 @@ func TestAnswerEndsWithinACharacter(t *testing.T) {
 }
 
 func TestErrorsOfTheScheduler(t *testing.T) {
-	stage := &pipeline.StageError{Stage: 1, Plugin: "llama", Phase: pipeline.PhaseDecode, Err: errors.New("died\n  secret log line")}
+	stage := &pipeline.StageError{Place: sdk.Place{Stage: 1}, Plugin: "llama", Phase: pipeline.PhaseDecode, Err: errors.New("died\n  secret log line")}
 	diagnostic := &kvledger.AdmissionDiagnostic{Stage: 2, Reason: kvledger.ReasonMemory, Used: 10, Budget: 16, Required: 8, ActiveSequences: 3}
 	for _, tc := range []struct {
 		err      error

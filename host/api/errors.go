@@ -129,7 +129,7 @@ func errorOf(err error, param string) *Error {
 	}
 	e := &Error{Status: http.StatusInternalServerError, Type: TypeServer, Message: firstLine(err)}
 	if s, ok := errors.AsType[*pipeline.StageError](err); ok {
-		e.Stage = &s.Stage
+		e.Stage = &s.Place.Stage
 	}
 	switch {
 	case is[*kvledger.TooLongError](err):

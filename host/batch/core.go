@@ -414,7 +414,7 @@ func (c *core) reserved(now time.Time, j *job, err error) {
 func (c *core) rejected(now time.Time, j *job, err error) {
 	stage := 0
 	if e, ok := errors.AsType[*pipeline.StageError](err); ok {
-		stage = e.Stage
+		stage = e.Place.Stage
 	}
 	d := c.ledger.Rejected(j.seq, stage, err)
 	c.drop(j)

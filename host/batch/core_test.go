@@ -150,7 +150,7 @@ func (r *coreRun) reserveError(t *testing.T, d *datadriven.TestData) error {
 	d.MaybeScanArgs(t, "error", &kind)
 	switch kind {
 	case "memory":
-		return &pipeline.StageError{Stage: r.c.cfg.stages - 1, Plugin: "fake", Phase: pipeline.PhaseReserve, Err: sdk.Errorf(sdk.CodeOutOfMemory, "no room")}
+		return &pipeline.StageError{Place: sdk.Place{Stage: r.c.cfg.stages - 1}, Plugin: "fake", Phase: pipeline.PhaseReserve, Err: sdk.Errorf(sdk.CodeOutOfMemory, "no room")}
 	case "broken":
 		return stageError(0)
 	}

@@ -128,7 +128,7 @@ func (f *fakeRuntime) Reserve(ctx context.Context, r sdk.Reservation) error {
 		return f.fault("sequence %d reserved twice", r.Seq)
 	}
 	if f.capacity > 0 && f.held()+max(r.MaxLen, 1) > f.capacity {
-		return &pipeline.StageError{Stage: len(f.stages) - 1, Plugin: "fake", Phase: pipeline.PhaseReserve, Err: sdk.Errorf(sdk.CodeOutOfMemory, "no room")}
+		return &pipeline.StageError{Place: sdk.Place{Stage: len(f.stages) - 1}, Plugin: "fake", Phase: pipeline.PhaseReserve, Err: sdk.Errorf(sdk.CodeOutOfMemory, "no room")}
 	}
 	f.seqs[r.Seq] = &fakeSeq{reserved: r}
 	f.most = max(f.most, len(f.seqs))

@@ -72,7 +72,7 @@ func TestLossAndRelaunch(t *testing.T) {
 			r, err := stream.Wait(nil)
 			var failed *FailedError
 			var stage *pipeline.StageError
-			if !errors.As(err, &failed) || !failed.Lost || !errors.As(err, &stage) || stage.Stage != 1 || !strings.Contains(err.Error(), "stage 1 (fake)") {
+			if !errors.As(err, &failed) || !failed.Lost || !errors.As(err, &stage) || stage.Place.Stage != 1 || !strings.Contains(err.Error(), "stage 1 (fake)") {
 				t.Errorf("got %v, want the loss of stage 1", err)
 			}
 			if n := len(r.Tokens); n == 0 || failed.Generated != n {
@@ -123,7 +123,7 @@ func TestLossRefusesUntilItIsBack(t *testing.T) {
 		}
 		unavailable := func(who string, err error) {
 			e, ok := errors.AsType[*UnavailableError](err)
-			if stage, named := errors.AsType[*pipeline.StageError](err); !ok || !e.Relaunching || !named || stage.Stage != 1 {
+			if stage, named := errors.AsType[*pipeline.StageError](err); !ok || !e.Relaunching || !named || stage.Place.Stage != 1 {
 				t.Errorf("the %s request: %v, want the loss of stage 1", who, err)
 			}
 		}

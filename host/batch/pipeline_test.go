@@ -277,7 +277,7 @@ func TestPipelineLosesAnExecutor(t *testing.T) {
 	for _, stream := range streams {
 		_, err := stream.Result()
 		var stage *pipeline.StageError
-		if !errors.As(err, &stage) || stage.Stage != 1 {
+		if !errors.As(err, &stage) || stage.Place.Stage != 1 {
 			t.Errorf("got %v, want the loss of stage 1", err)
 		}
 	}

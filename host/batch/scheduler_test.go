@@ -167,7 +167,7 @@ func linearSpeeds(stages int, fixed, row, hop float64) *Speeds {
 var errKernel = errors.New("kernel failed")
 
 func stageError(stage int) *pipeline.StageError {
-	return &pipeline.StageError{Stage: stage, Plugin: "fake", Phase: pipeline.PhaseDecode, Err: errKernel}
+	return &pipeline.StageError{Place: sdk.Place{Stage: stage}, Plugin: "fake", Phase: pipeline.PhaseDecode, Err: errKernel}
 }
 
 // Requests come, leave, are cancelled, reach deadlines, are stopped and fail; those that are not touched get what they

@@ -107,7 +107,7 @@ func (p *Process) Explain(err error) error {
 // Health is a sign of life.
 type Health struct {
 	RoundTrip time.Duration // of an empty call
-	Stats     *sdk.Stats    // Stats.Steps tells progress, see Progress; nil during a load, whose own progress tells
+	Stats     *sdk.Stats    // nil during a load, whose own progress tells
 }
 
 // Health asks the process for a sign of life and for its counters. Without a deadline in ctx it waits

@@ -15,12 +15,14 @@ import (
 // runs on its callers' and its reporters'. It is safe for concurrent use; steps over different sequences overlap.
 type coordinator struct {
 	epoch      uint64
-	stages     []StagePort
-	microBatch int // sequences per micro-batch at most
-	maxRows    int // rows per micro-batch at most
+	ports      []port          // one for each place
+	roles      []sdk.StageRole // that places have, each once
+	microBatch int             // sequences per micro-batch at most
+	maxRows    int             // rows per micro-batch at most
 
 	order  sync.Mutex // held while an order goes to every stage, so that all stages see the same order
 	lastID uint64     // guarded by order
+	cut    []Order    // for each of roles; guarded by order
 
 	mu    sync.Mutex // never held while a stage is called
 	calls map[uint64]*call
@@ -30,8 +32,32 @@ type coordinator struct {
 	isDown chan struct{} // closed once down is set
 }
 
+// port is the way to one place.
+type port struct {
+	StagePort
+	place sdk.Place
+	role  int // in roles
+}
+
+// addPort adds a place of a pipeline of that many stages, before the first order.
+func (c *coordinator) addPort(p StagePort, at sdk.Place, stages int) {
+	role := sdk.RoleOf(at, stages)
+	i := slices.Index(c.roles, role)
+	if i < 0 {
+		i = len(c.roles)
+		c.roles = append(c.roles, role)
+	}
+	c.ports = append(c.ports, port{StagePort: p, place: at, role: i})
+}
+
+// portOf returns the index of a place's port, -1 where there is none.
+func (c *coordinator) portOf(at sdk.Place) int {
+	return slices.IndexFunc(c.ports, func(p port) bool { return p.place == at })
+}
+
 // sequence is what the coordinator knows of a reserved sequence.
 type sequence struct {
+	counts bool // its sampler counts tokens
 	busy   bool // an order that must end before the next is under way
 	pieces int  // steps under way that want nothing of it: the next may follow them through the stages
 
@@ -44,6 +70,7 @@ type call struct {
 	left    int           // reports to come
 	op      sdk.Op        // of an operation
 	errs    []error       // of operations, by arrival
+	heard   []bool        // of an operation: the ports whose answer came
 	plan    *StepPlan
 	done    []bool // micro-batches finished or failed
 	failed  []int  // micro-batches failed and not yet given up
@@ -133,17 +160,17 @@ func (c *coordinator) begin(ctx context.Context, seqs []sdk.SeqStep) (uint64, *c
 	if err := c.checkRows(seqs); err != nil || len(seqs) == 0 {
 		return 0, nil, err
 	}
-	present, absent, err := c.acquireSteps(seqs)
+	present, absent, counted, err := c.acquireSteps(seqs)
 	if err != nil {
 		return 0, nil, err
 	}
-	call := newStepCall(c.plan(present))
+	call := newStepCall(c.plan(present, counted))
 	call.absent = absent
 	if len(present) == 0 {
 		call.wake()
 		return 0, call, nil
 	}
-	id, err := c.give(Order{Plan: call.plan}, call)
+	id, err := c.give(Order{Plan: call.plan, Trace: traceOf(ctx)}, call)
 	if err != nil {
 		c.giveBackSteps(present)
 		return 0, nil, err
@@ -182,8 +209,8 @@ func (c *coordinator) checkRows(seqs []sdk.SeqStep) error {
 }
 
 // plan cuts a batch into micro-batches.
-func (c *coordinator) plan(seqs []sdk.SeqStep) *StepPlan {
-	p := &StepPlan{Seqs: seqs, IDs: make([]sdk.SeqID, len(seqs)), Cuts: make([]int, 1, 2+len(seqs)/c.microBatch)}
+func (c *coordinator) plan(seqs []sdk.SeqStep, counted []bool) *StepPlan {
+	p := &StepPlan{Seqs: seqs, IDs: make([]sdk.SeqID, len(seqs)), counted: counted, Cuts: make([]int, 1, 2+len(seqs)/c.microBatch)}
 	for i := range seqs {
 		p.IDs[i] = seqs[i].Seq
 	}
@@ -195,8 +222,8 @@ func (c *coordinator) plan(seqs []sdk.SeqStep) *StepPlan {
 
 // operate carries out an operation on every stage.
 func (c *coordinator) operate(ctx context.Context, op sdk.Op) error {
-	call := &call{signal: make(chan struct{}, 1), left: len(c.stages), op: op}
-	id, err := c.give(Order{Op: op}, call)
+	call := &call{signal: make(chan struct{}, 1), left: len(c.ports), heard: make([]bool, len(c.ports)), op: op}
+	id, err := c.give(Order{Op: op, Trace: traceOf(ctx)}, call)
 	if err != nil {
 		return err
 	}
@@ -213,7 +240,7 @@ func (c *coordinator) operate(ctx context.Context, op sdk.Op) error {
 	}
 }
 
-// give hands an order to every stage. call is nil when nobody waits for its end.
+// give hands an order to every place, cut to its role. call is nil when nobody waits for its end.
 func (c *coordinator) give(o Order, call *call) (uint64, error) {
 	c.order.Lock()
 	defer c.order.Unlock()
@@ -222,9 +249,14 @@ func (c *coordinator) give(o Order, call *call) (uint64, error) {
 		return 0, err
 	}
 	c.lastID = o.ID
-	for _, s := range c.stages {
-		s.Order(o)
+	c.cut = c.cut[:0]
+	for _, role := range c.roles {
+		c.cut = append(c.cut, o.For(role))
 	}
+	for _, p := range c.ports {
+		p.Order(c.cut[p.role])
+	}
+	clear(c.cut)
 	return o.ID, nil
 }
 
@@ -259,8 +291,8 @@ func (c *coordinator) progress(id uint64, call *call) (failed []int, ended bool)
 
 // giveUp ends a micro-batch whose sequences have failed: no stage waits for it any more, and they are released.
 func (c *coordinator) giveUp(step uint64, plan *StepPlan, mb int) {
-	for _, s := range c.stages {
-		s.Abort(Tag{Epoch: c.epoch, Step: step, MicroBatch: mb})
+	for _, p := range c.ports {
+		p.Abort(Tag{Epoch: c.epoch, Step: step, MicroBatch: mb})
 	}
 	c.release(plan.ids(mb)...)
 }
@@ -331,7 +363,7 @@ func (c *coordinator) addSequence(r sdk.Reservation) error {
 	if from := c.seqs[r.From]; r.Keep > 0 && (from == nil || from.failed != nil) {
 		return sdk.Errorf(sdk.CodeUnknownSequence, "sequence %d, which sequence %d is to begin with, is not reserved", r.From, r.Seq)
 	}
-	c.seqs[r.Seq] = &sequence{busy: true}
+	c.seqs[r.Seq] = &sequence{counts: r.Sampler.CountsTokens(), busy: true}
 	return nil
 }
 
@@ -349,8 +381,9 @@ func (c *coordinator) free(seq sdk.SeqID) (*sequence, error) {
 
 // acquireSteps marks the sequences of a step, all or none, but for those that have failed before. A sequence of which something
 // is wanted may not be in another step before this one has ended: its next token is not known. The pieces of a prompt follow
-// each other, as every stage takes orders in the order in which they were given.
-func (c *coordinator) acquireSteps(steps []sdk.SeqStep) (present []sdk.SeqStep, absent []StepFailure, err error) {
+// each other, as every stage takes orders in the order in which they were given. counted tells of each whether its sampler counts
+// tokens.
+func (c *coordinator) acquireSteps(steps []sdk.SeqStep) (present []sdk.SeqStep, absent []StepFailure, counted []bool, err error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	present, absent = c.leaveOut(steps)
@@ -360,17 +393,19 @@ func (c *coordinator) acquireSteps(steps []sdk.SeqStep) (present []sdk.SeqStep, 
 			for _, taken := range present[:i] {
 				c.seqs[taken.Seq].busy = false
 			}
-			return nil, nil, err
+			return nil, nil, nil, err
 		}
 		s.busy = true // also finds one that is twice in the step
 	}
+	counted = make([]bool, len(present))
 	for i := range present {
+		s := c.seqs[present[i].Seq]
+		counted[i] = s.counts
 		if present[i].Want == sdk.WantNothing {
-			s := c.seqs[present[i].Seq]
 			s.busy, s.pieces = false, s.pieces+1
 		}
 	}
-	return present, absent, nil
+	return present, absent, counted, nil
 }
 
 // leaveOut takes the sequences out of a step that have failed; c.mu is held. A caller that has yet to hear of a failed piece
@@ -448,13 +483,15 @@ func (c *coordinator) shutDown(err error) {
 }
 
 // Answered is Reporter's.
-func (c *coordinator) Answered(_ int, epoch, order uint64, err error) {
+func (c *coordinator) Answered(at sdk.Place, epoch, order uint64, err error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	call := c.calls[order]
-	if epoch != c.epoch || call == nil || call.plan != nil || call.left == 0 {
+	i := c.portOf(at)
+	if epoch != c.epoch || call == nil || call.plan != nil || call.left == 0 || i < 0 || call.heard[i] {
 		return
 	}
+	call.heard[i] = true
 	if err != nil {
 		call.errs = append(call.errs, err)
 	}

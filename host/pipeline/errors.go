@@ -29,7 +29,7 @@ const (
 // StageError is a failure of one stage. Err is the executor's own error, or says how its process ended, with the
 // last lines of its log.
 type StageError struct {
-	Stage  int
+	Place  sdk.Place
 	Node   string // that the stage runs on; empty on a pipeline of one host
 	Plugin string // the executor binary; the family while none has been launched
 	Phase  Phase
@@ -41,7 +41,7 @@ func (e *StageError) Error() string {
 	if e.Node != "" {
 		who = e.Node + ", " + e.Plugin
 	}
-	return fmt.Sprintf("stage %d (%s) failed in %s: %v", e.Stage, who, e.Phase, e.Err)
+	return fmt.Sprintf("stage %s (%s) failed in %s: %v", e.Place, who, e.Phase, e.Err)
 }
 
 func (e *StageError) Unwrap() error { return e.Err }

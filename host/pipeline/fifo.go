@@ -1,5 +1,7 @@
 package pipeline
 
+import "slices"
+
 // fifo is a queue that keeps its memory.
 type fifo[T any] struct {
 	items []T
@@ -26,4 +28,17 @@ func (q *fifo[T]) pop() {
 	if q.head++; q.head == len(q.items) {
 		q.items, q.head = q.items[:0], 0
 	}
+}
+
+// all returns the items, the oldest first, until the queue changes.
+func (q *fifo[T]) all() []T { return q.items[q.head:] }
+
+// remove takes out item i.
+func (q *fifo[T]) remove(i int) T {
+	v := q.items[q.head+i]
+	q.items = slices.Delete(q.items, q.head+i, q.head+i+1)
+	if q.len() == 0 {
+		q.items, q.head = q.items[:0], 0
+	}
+	return v
 }

@@ -66,7 +66,7 @@ func (c *cluster) start(ctx context.Context) (*pipeline.Pipeline, error) {
 			return nil, err
 		}
 		conns[i].Coordinator = far
-		c.ports = append(c.ports, stagelink.NewPort(near, i, c.cfg.Epoch, stagelink.Config{}))
+		c.ports = append(c.ports, stagelink.NewPort(near, sdk.Place{Stage: i}, c.cfg.Epoch, stagelink.Config{}))
 		if i > 0 {
 			if conns[i-1].Next, conns[i].Previous, err = c.dial(fmt.Sprintf("link %d", i)); err != nil {
 				return nil, err
@@ -239,7 +239,7 @@ func lifeWithCut(t *testing.T, name, side string, at int, cut *bool, stages []in
 	if *cut {
 		<-p.Done()
 		e, ok := errors.AsType[*pipeline.StageError](p.Err())
-		if !ok || !slices.Contains(stages, e.Stage) || e.Node != node(e.Stage) || e.Plugin != "toy" || e.Phase == "" {
+		if !ok || !slices.Contains(stages, e.Place.Stage) || e.Node != node(e.Place.Stage) || e.Plugin != "toy" || e.Phase == "" {
 			t.Errorf("after %d bytes: got %v, want the loss of stage %d", at, p.Err(), stages)
 		}
 		if err != nil && !errors.Is(err, p.Err()) {
@@ -287,7 +287,7 @@ func TestCutUnderLoad(t *testing.T) {
 				})
 			}
 			wait.Wait()
-			if e, ok := errors.AsType[*pipeline.StageError](p.Err()); !ok || e.Node != node(e.Stage) {
+			if e, ok := errors.AsType[*pipeline.StageError](p.Err()); !ok || e.Node != node(e.Place.Stage) {
 				t.Errorf("%s cut after %d bytes: %v", name, at, p.Err())
 			}
 			if err := p.Close(t.Context()); err != nil {

@@ -1,8 +1,9 @@
 // Package pipeline owns the one runtime that every mode uses: a coordinator and its stages.
 //
-// The coordinator gives every stage the same orders in the same order. Activations flow from stage to stage; the
-// last stage hands its tokens straight back to the coordinator. What passes between them are the plain values of
-// this file, over the three interfaces below: in one process they are method calls, between hosts they are links.
+// The coordinator gives every place, a rank of a stage, the same orders in the same order, each cut to what the place's role
+// needs. Activations flow from stage to stage; the place that answers hands its tokens straight back to the coordinator. What
+// passes between them are the plain values of this file, over the three interfaces below: in one process they are method
+// calls, between hosts they are links.
 package pipeline
 
 import "github.com/mlxcel/mlxcel/sdk"
@@ -17,16 +18,19 @@ type Tag struct {
 // Order is one instruction to a stage. Exactly one of Op and Plan is set.
 type Order struct {
 	Epoch uint64
-	ID    uint64 // grows by one with every order of an epoch
-	Op    sdk.Op // a Reservation or Release
+	ID    uint64  // grows by one with every order of an epoch
+	Trace TraceID // that the order belongs to
+	Op    sdk.Op  // a Reservation or Release
 	Plan  *StepPlan
 }
 
-// StepPlan is what a step does: the same on every stage, and never changed once sent.
+// StepPlan is what a step does: of the same sequences and micro-batches at every place, and never changed once sent.
 type StepPlan struct {
 	Seqs []sdk.SeqStep
 	IDs  []sdk.SeqID // of Seqs
 	Cuts []int       // micro-batch i is Seqs[Cuts[i]:Cuts[i+1]]
+
+	counted []bool // of Seqs: the sampler counts tokens; the coordinator's, to cut the plan by
 }
 
 // MicroBatches returns the number of micro-batches.
@@ -60,14 +64,15 @@ type Releaser interface {
 
 // StagePort is how the coordinator reaches a stage.
 type StagePort interface {
-	// Order hands over the next order. It does not wait for it to be carried out, and keeps the order of calls.
+	// Order hands over the next order. It waits neither for it to be carried out nor for whoever does that, and keeps the
+	// order of calls.
 	Order(o Order)
 	// Abort gives a micro-batch up: it is not begun any more, and what it yields is dropped. Every order up to
 	// the micro-batch's own has been given before.
 	Abort(t Tag)
 }
 
-// Link carries activations from one stage to the next.
+// Link carries activations from one stage to a place of the next.
 type Link interface {
 	// Send takes the frame over. It calls Owner.Release once, when it needs the bytes no more; it keeps the
 	// order of calls.
@@ -76,9 +81,9 @@ type Link interface {
 
 // Reporter is how a stage reaches the coordinator. It may be called from any goroutine.
 type Reporter interface {
-	// Answered tells how an order's Op ended on a stage; err is nil or a *StageError.
-	Answered(stage int, epoch, order uint64, err error)
-	// Finished brings what the last stage made of a micro-batch.
+	// Answered tells how an order's Op ended at a place; err is nil or a *StageError.
+	Answered(at sdk.Place, epoch, order uint64, err error)
+	// Finished brings what the place that answers made of a micro-batch.
 	Finished(t Tag, results []sdk.SeqResult)
 	// Failed tells, past everything queued, that a stage can't finish a micro-batch.
 	Failed(t Tag, err *StageError)

@@ -37,6 +37,9 @@ type Config struct {
 
 	// Progress, where set, is told how far each stage's load has come, from any goroutine.
 	Progress func(stage int, p sdk.LoadProgress)
+
+	// Observer, where set, is told what each stage of Start does with each micro-batch.
+	Observer Observer
 }
 
 const (
@@ -127,7 +130,7 @@ func (c Config) LoadRequest(stage int) sdk.LoadRequest {
 func (c Config) stageConfig(i int) StageConfig {
 	s := StageConfig{
 		Epoch: c.Epoch, Assignment: c.Plan.Stages[i], Stages: len(c.Plan.Stages), Launcher: c.Launcher,
-		Load: c.LoadRequest(i), Boundary: c.Profile.Boundary, VocabSize: c.Profile.VocabSize,
+		Load: c.LoadRequest(i), Boundary: c.Profile.Boundary, VocabSize: c.Profile.VocabSize, Observer: c.Observer,
 	}
 	if c.Progress != nil {
 		s.Progress = func(p sdk.LoadProgress) { c.Progress(i, p) }
@@ -205,12 +208,14 @@ func together(ctx context.Context, n int, f func(ctx context.Context, i int) err
 // connect links the loaded stages, the last first, so that each finds its next.
 func (p *Pipeline) connect() {
 	n := len(p.running)
-	p.c.stages = make([]StagePort, n)
-	var next Link
+	var next []Link
 	for i := n - 1; i >= 0; i-- {
 		s := p.running[i]
 		s.Join(next, p.c)
-		p.c.stages[i], next = s, s
+		next = []Link{s}
+	}
+	for _, s := range p.running {
+		p.c.addPort(s, s.cfg.Place(), n)
 	}
 }
 
@@ -252,7 +257,7 @@ func (p *Pipeline) Err() error {
 	return p.c.down
 }
 
-// Stages returns what each stage holds.
+// Stages returns what each stage holds, an entry for each of its places.
 func (p *Pipeline) Stages() []StageInfo {
 	var infos []StageInfo
 	for _, s := range p.running {
@@ -264,7 +269,7 @@ func (p *Pipeline) Stages() []StageInfo {
 	return infos
 }
 
-// Busy returns how long each stage has computed so far.
+// Busy returns how long each stage has computed so far, in the order of Stages.
 func (p *Pipeline) Busy() []time.Duration {
 	var busy []time.Duration
 	for _, s := range p.running {
@@ -294,7 +299,7 @@ func (p *Pipeline) PrefillChunk() int { return p.cfg.PrefillChunk }
 // PromptPieces returns the rows of the pieces in which a prompt of so many had best go through an idle pipeline, and how many
 // pieces fill it.
 func (p *Pipeline) PromptPieces(rows int) (size, inFlight int) {
-	size, stages := p.cfg.PrefillChunk, len(p.c.stages)
+	size, stages := p.cfg.PrefillChunk, len(p.cfg.Plan.Stages)
 	if p.AnyPieces() && stages > 1 {
 		pieces := schedule.PromptPieces(rows, stages, fixedRows)
 		size = min(size, (rows+pieces-1)/pieces)

@@ -132,13 +132,14 @@ func checkEmpty(t *testing.T, p *Pipeline, l *toyLauncher) {
 	}
 	p.c.mu.Unlock()
 	for i, m := range stagesOf(p) {
-		s := m.monitor
-		s.mu.Lock()
-		if s.queue.len()+len(s.plans)+len(s.held)+s.sent.len()+len(s.known)+len(s.effects) > 0 || len(s.free) != s.cfg.slots {
-			t.Errorf("stage %d is left with %d orders, %d plans, %d frames, %d answers to come, %d sequences and %d of %d slots free",
-				i, s.queue.len(), len(s.plans), len(s.held), s.sent.len(), len(s.known), len(s.free), s.cfg.slots)
+		m := m.monitor
+		m.mu.Lock()
+		c := m.core
+		if c.queue.len()+len(c.plans)+len(c.held)+c.sent.len()+len(c.known)+len(c.effects)+c.lent > 0 || len(c.free) != c.cfg.slots || c.backlog != (backlog{}) {
+			t.Errorf("stage %d is left with %d orders (%+v), %d plans, %d frames, %d answers to come, %d sequences and %d of %d slots free",
+				i, c.queue.len(), c.backlog, len(c.plans), len(c.held), c.sent.len(), len(c.known), len(c.free), c.cfg.slots)
 		}
-		s.mu.Unlock()
+		m.mu.Unlock()
 		e := l.executor(i)
 		e.locked(func() {
 			if len(e.seqs) > 0 {
@@ -241,7 +242,7 @@ func checkLost(t *testing.T, err error, stage int, phase Phase) {
 	if !ok {
 		t.Fatalf("got %v, want a *StageError", err)
 	}
-	if e.Stage != stage || e.Plugin != "toy" || e.Phase != phase || !strings.Contains(e.Error(), "boom") {
+	if e.Place.Stage != stage || e.Plugin != "toy" || e.Phase != phase || !strings.Contains(e.Error(), "boom") {
 		t.Errorf("got %+v, want stage %d, plugin toy, phase %s, and the last log lines", e, stage, phase)
 	}
 }
@@ -386,7 +387,7 @@ func checkFailure(t *testing.T, err error, victim sdk.SeqID, stage int) {
 		t.Fatalf("got %v, want a *StepError of sequence %d alone", err, victim)
 	}
 	e, ok := errors.AsType[*StageError](err)
-	if !ok || e.Stage != stage || e.Phase != PhaseDecode || sdk.CodeOf(err) != sdk.CodeOutOfMemory {
+	if !ok || e.Place.Stage != stage || e.Phase != PhaseDecode || sdk.CodeOf(err) != sdk.CodeOutOfMemory {
 		t.Errorf("got %v, want stage %d in decode out of memory", err, stage)
 	}
 }
@@ -400,7 +401,7 @@ func TestRefusedReservationIsRolledBack(t *testing.T) {
 		defer closeToy(t, p)
 		err := p.Reserve(t.Context(), sdk.Reservation{Seq: p.NewSeq(), MaxLen: 101})
 		e, ok := errors.AsType[*StageError](err)
-		if !ok || e.Stage != 1 || e.Phase != PhaseReserve || sdk.CodeOf(err) != sdk.CodeOutOfMemory {
+		if !ok || e.Place.Stage != 1 || e.Phase != PhaseReserve || sdk.CodeOf(err) != sdk.CodeOutOfMemory {
 			t.Fatalf("got %v, want stage 1's refusal", err)
 		}
 		if err := wholeLife(t, p); err != nil { // also waits for what was queued before
@@ -624,7 +625,7 @@ func TestFrozenExecutorIsLost(t *testing.T) {
 				}
 			}
 			e, ok := errors.AsType[*StageError](p.Err())
-			if !ok || e.Stage != 1 || e.Phase != phase || !strings.Contains(e.Error(), "does not answer") {
+			if !ok || e.Place.Stage != 1 || e.Phase != phase || !strings.Contains(e.Error(), "does not answer") {
 				t.Errorf("in %s: got %v", phase, p.Err())
 			}
 			synctest.Wait()
@@ -679,7 +680,7 @@ func TestFrozenLoadIsGivenUp(t *testing.T) {
 		begin := time.Now()
 		_, err := Start(t.Context(), toyConfig(t, 2, l))
 		e, ok := errors.AsType[*StageError](err)
-		if !ok || e.Stage != 1 || e.Phase != PhaseLoad || !strings.Contains(e.Error(), "does not answer") {
+		if !ok || e.Place.Stage != 1 || e.Phase != PhaseLoad || !strings.Contains(e.Error(), "does not answer") {
 			t.Errorf("got %v", err)
 		}
 		if took := time.Since(begin); took > 2500*time.Millisecond {
@@ -994,7 +995,7 @@ func TestWrongAnswersAreCaught(t *testing.T) {
 				p := startToy(t, toyConfig(t, 2, l))
 				defer closeToy(t, p)
 				err := wholeLife(t, p)
-				if e, ok := errors.AsType[*StageError](err); !ok || e.Stage != c.stage || e.Phase != PhasePrefill {
+				if e, ok := errors.AsType[*StageError](err); !ok || e.Place.Stage != c.stage || e.Phase != PhasePrefill {
 					t.Errorf("got %v, want a failure of stage %d in prefill", err, c.stage)
 				}
 				if p.Err() != nil {
@@ -1116,7 +1117,7 @@ func TestStartIsAllOrNothing(t *testing.T) {
 				if p != nil || err == nil {
 					t.Fatal("it started")
 				}
-				if e, ok := errors.AsType[*StageError](err); !ok || e.Stage != 1 || e.Phase != c.phase || !strings.Contains(e.Error(), c.text) {
+				if e, ok := errors.AsType[*StageError](err); !ok || e.Place.Stage != 1 || e.Phase != c.phase || !strings.Contains(e.Error(), c.text) {
 					t.Errorf("got %v, want stage 1 failing in %s with %q", err, c.phase, c.text)
 				}
 				for _, e := range c.launcher.made {

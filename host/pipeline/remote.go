@@ -10,7 +10,7 @@ import (
 	"github.com/mlxcel/mlxcel/sdk"
 )
 
-// RemoteStage is a stage that runs elsewhere, as the coordinator sees it.
+// RemoteStage is a stage that runs elsewhere, or a rank of one, as the coordinator sees it.
 type RemoteStage struct {
 	Port  StagePort                   // takes orders there
 	Info  StageInfo                   // DeviceID is the node, which errors name
@@ -32,14 +32,36 @@ func Connect(cfg Config, stages []RemoteStage) (*Pipeline, error) {
 	if err != nil {
 		return nil, err
 	}
-	if want := len(cfg.Plan.Stages); len(stages) != want {
-		return nil, fmt.Errorf("%d stages to connect, the plan has %d", len(stages), want)
+	if err := checkPlaces(stages, len(cfg.Plan.Stages)); err != nil {
+		return nil, err
 	}
 	p.remote = stages
 	for _, s := range stages {
-		p.c.stages = append(p.c.stages, s.Port)
+		p.c.addPort(s.Port, s.Info.Place(), len(cfg.Plan.Stages))
 	}
 	return p, nil
+}
+
+// checkPlaces wants every stage of a plan, in order, each with its ranks from 0 on.
+func checkPlaces(remote []RemoteStage, stages int) error {
+	var next sdk.Place
+	for _, r := range remote {
+		at := r.Info.Place()
+		if at == (sdk.Place{Stage: next.Stage + 1}) && next.Rank > 0 {
+			next = at
+		}
+		if at != next {
+			return fmt.Errorf("stage %s to connect, want %s: give every stage with its ranks, in order", at, next)
+		}
+		next.Rank++
+	}
+	if next.Rank > 0 {
+		next.Stage++
+	}
+	if next.Stage != stages {
+		return fmt.Errorf("%d stages to connect, the plan has %d", next.Stage, stages)
+	}
+	return nil
 }
 
 // Reporter returns what takes the reports of the stages. It adds the node and the plugin of a stage where a report
@@ -63,11 +85,11 @@ type namedReporter struct {
 	stages []RemoteStage
 }
 
-func (r *namedReporter) Answered(stage int, epoch, order uint64, err error) {
+func (r *namedReporter) Answered(at sdk.Place, epoch, order uint64, err error) {
 	if e, ok := errors.AsType[*StageError](err); ok {
 		err = r.named(e)
 	}
-	r.c.Answered(stage, epoch, order, err)
+	r.c.Answered(at, epoch, order, err)
 }
 
 func (r *namedReporter) Finished(t Tag, results []sdk.SeqResult) { r.c.Finished(t, results) }
@@ -83,12 +105,16 @@ func (r *namedReporter) Lost(epoch uint64, err *StageError) {
 
 func (r *namedReporter) named(err *StageError) *StageError {
 	named := *err
-	if i := err.Stage; i >= 0 && i < len(r.stages) {
+	for i := range r.stages {
+		info := &r.stages[i].Info
+		if info.Place() != err.Place {
+			continue
+		}
 		if named.Node == "" {
-			named.Node = r.stages[i].Info.DeviceID
+			named.Node = info.DeviceID
 		}
 		if named.Plugin == "" {
-			named.Plugin = r.stages[i].Info.Plugin
+			named.Plugin = info.Plugin
 		}
 	}
 	return &named

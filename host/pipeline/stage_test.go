@@ -18,7 +18,7 @@ import (
 // bench is the last of two stages, with everything around it replaced by records.
 type bench struct {
 	t        *testing.T
-	stage    *stage
+	stage    *monitor
 	toy      *toyExecutor
 	events   chan string // what the stage reports
 	released chan string // frames given back
@@ -36,10 +36,12 @@ func newBench(t *testing.T) *bench {
 	if err != nil {
 		t.Fatal(err)
 	}
-	b.stage = newStage(t.Context(), stageConfig{
-		epoch: benchEpoch, index: 1, stages: 2, boundary: cfg.Profile.Boundary, slots: 2,
-		executor: b.toy, steps: steps, reporter: b,
+	at := sdk.Place{Stage: 1}
+	b.stage = newMonitor(t.Context(), monitorConfig{
+		core:     coreConfig{epoch: benchEpoch, place: at, role: sdk.RoleOf(at, 2), boundary: cfg.Profile.Boundary, slots: 2},
+		executor: b.toy, steps: steps, clock: time.Now,
 	})
+	b.stage.join(nil, b)
 	return b
 }
 
@@ -49,7 +51,9 @@ func (b *bench) close() {
 	}
 }
 
-func (b *bench) Answered(_ int, _, order uint64, err error) { b.note("answered %d: %v", order, err) }
+func (b *bench) Answered(_ sdk.Place, _, order uint64, err error) {
+	b.note("answered %d: %v", order, err)
+}
 func (b *bench) Finished(t Tag, r []sdk.SeqResult) {
 	b.note("finished %d.%d for %d", t.Step, t.MicroBatch, r[0].Seq)
 }
@@ -215,13 +219,13 @@ func (b *bench) expectFree() {
 	synctest.Wait()
 	b.stage.mu.Lock()
 	defer b.stage.mu.Unlock()
-	for _, sl := range b.stage.free {
+	for _, sl := range b.stage.core.free {
 		if sl.lent {
 			b.t.Error("a free slot is lent")
 		}
 	}
-	if len(b.stage.free) != 2 {
-		b.t.Errorf("%d slots are free, want 2", len(b.stage.free))
+	if len(b.stage.core.free) != 2 {
+		b.t.Errorf("%d slots are free, want 2", len(b.stage.core.free))
 	}
 }
 
@@ -477,6 +481,7 @@ func TestClosedStageTakesNothing(t *testing.T) {
 // The coordinator drops reports that nobody waits for.
 func TestCoordinatorDropsStrayReports(t *testing.T) {
 	c := newCoordinator(benchEpoch, 1, 1)
+	c.addPort(nil, sdk.Place{}, 1)
 	plan := benchPlan(1, 10, 11).Plan
 	call := newStepCall(plan)
 	if err := c.register(1, call); err != nil {
@@ -487,8 +492,8 @@ func TestCoordinatorDropsStrayReports(t *testing.T) {
 	c.Finished(Tag{benchEpoch - 1, 1, 0}, result)
 	c.Finished(benchTag(1, 2), result)
 	c.Finished(benchTag(1, -1), result)
-	c.Answered(0, benchEpoch, 1, nil)
-	c.Answered(0, benchEpoch, 2, nil)
+	c.Answered(sdk.Place{}, benchEpoch, 1, nil)
+	c.Answered(sdk.Place{}, benchEpoch, 2, nil)
 	c.Failed(benchTag(2, 0), &StageError{})
 	c.Lost(benchEpoch-1, &StageError{})
 	if call.left != 2 || c.down != nil || len(call.signal) != 0 {
@@ -503,12 +508,12 @@ func TestCoordinatorDropsStrayReports(t *testing.T) {
 }
 
 func TestStepErrorText(t *testing.T) {
-	one := StepFailure{Seqs: []sdk.SeqID{1}, Err: &StageError{Stage: 1, Plugin: "toy", Phase: PhaseDecode, Err: errors.New("no room")}}
+	one := StepFailure{Seqs: []sdk.SeqID{1}, Err: &StageError{Place: sdk.Place{Stage: 1}, Plugin: "toy", Phase: PhaseDecode, Err: errors.New("no room")}}
 	e := &StepError{Failures: []StepFailure{one, one}}
 	if got, want := e.Error(), "stage 1 (toy) failed in decode: no room (and 1 more failures)"; got != want {
 		t.Errorf("got %q, want %q", got, want)
 	}
-	elsewhere := &StageError{Stage: 1, Node: "stage-1", Plugin: "llama", Phase: PhaseDecode, Err: errors.New("no room")}
+	elsewhere := &StageError{Place: sdk.Place{Stage: 1}, Node: "stage-1", Plugin: "llama", Phase: PhaseDecode, Err: errors.New("no room")}
 	if got, want := elsewhere.Error(), "stage 1 (stage-1, llama) failed in decode: no room"; got != want {
 		t.Errorf("got %q, want %q", got, want)
 	}

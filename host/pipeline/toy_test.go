@@ -100,8 +100,11 @@ type toyExecutor struct {
 	mu       sync.Mutex
 	queue    []toyCall
 	wake     chan struct{}
-	err      error // after done
-	frozen   bool  // the process stands still
+	err      error         // after done
+	frozen   bool          // the process stands still
+	room     int           // operations that Send takes of a frozen process before it waits for its end, against its contract
+	freed    chan struct{} // closed once whoever waits in Send is freed
+	waiting  int           // in Send
 	killed   bool
 	deaf     bool // the connection broke, the process lives
 	stopped  bool
@@ -124,7 +127,7 @@ func newToyExecutor(stage int) *toyExecutor {
 	if err != nil {
 		panic(err)
 	}
-	return &toyExecutor{stage: stage, region: region, done: make(chan struct{}), wake: make(chan struct{}, 1), seqs: map[sdk.SeqID]*toySequence{}}
+	return &toyExecutor{stage: stage, region: region, done: make(chan struct{}), wake: make(chan struct{}, 1), freed: make(chan struct{}), room: 1 << 30, seqs: map[sdk.SeqID]*toySequence{}}
 }
 
 func (e *toyExecutor) Plugin() string      { return "toy" }
@@ -248,6 +251,11 @@ func (e *toyExecutor) dropQueue() {
 	}
 	e.queue = nil
 	e.wakeUp()
+	select {
+	case <-e.freed:
+	default:
+		close(e.freed)
+	}
 }
 
 func (e *toyExecutor) isDead() bool {
@@ -269,6 +277,13 @@ func (e *toyExecutor) wakeUp() {
 func (e *toyExecutor) Send(op sdk.Op) (*sdk.Pending, error) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
+	if e.frozen && len(e.queue) >= e.room {
+		e.waiting++
+		e.mu.Unlock()
+		<-e.freed
+		e.mu.Lock()
+		e.waiting--
+	}
 	if e.isDead() {
 		return nil, fmt.Errorf("send: %w", sdk.ErrExecutorGone)
 	}
@@ -295,7 +310,7 @@ func (e *toyExecutor) work() {
 			e.mu.Unlock()
 			return
 		}
-		if len(e.queue) == 0 {
+		if len(e.queue) == 0 || e.frozen && e.room < 1<<30 {
 			e.mu.Unlock()
 			<-e.wake
 			continue

@@ -1,10 +1,15 @@
-// Package schedule owns the order of work in a pipeline: the GPipe schedule and the split of a batch into micro-batches.
+// Package schedule owns the order of work in a pipeline: the GPipe schedule (Huang et al., 2019) as one place of it sees it, and
+// the split of a batch into micro-batches.
 //
 // Everything here is pure: no goroutines, clocks or I/O. A caller asks for the next action, carries it out, and
 // says when it is finished.
 package schedule
 
-import "fmt"
+import (
+	"fmt"
+
+	"github.com/mlxcel/mlxcel/sdk"
+)
 
 // Kind says what an Action asks for.
 type Kind uint8
@@ -13,7 +18,7 @@ const (
 	Idle    Kind = iota // nothing to do until an activation arrives or a forward pass ends
 	Forward             // run the micro-batch through the stage's layers
 	Receive             // take in the micro-batch's activations from the stage before
-	Flush               // hand the micro-batch's output to the coordinator; the last stage only
+	Flush               // hand the micro-batch's output to the coordinator; only where the place answers
 	Done                // nothing left to do
 )
 
@@ -33,10 +38,10 @@ func (k Kind) String() string {
 	return fmt.Sprintf("kind(%d)", uint8(k))
 }
 
-// Action is one thing for a stage to do. MicroBatch means nothing with Idle and Done.
+// Action is one thing for a place to do. MicroBatch means nothing with Idle and Done.
 type Action struct {
 	Kind       Kind
-	Stage      int
+	At         sdk.Place
 	MicroBatch int
 }
 
@@ -44,5 +49,5 @@ func (a Action) String() string {
 	if a.Kind == Idle || a.Kind == Done {
 		return a.Kind.String()
 	}
-	return fmt.Sprintf("%s stage=%d mb=%d", a.Kind, a.Stage, a.MicroBatch)
+	return fmt.Sprintf("%s stage=%s mb=%d", a.Kind, a.At, a.MicroBatch)
 }

@@ -6,13 +6,6 @@ import (
 	"math"
 )
 
-// SuggestedMicroBatchSize returns the sequences per micro-batch that give as many micro-batches as there are
-// stages: ceil(batch/stages), at least 1.
-func SuggestedMicroBatchSize(batch, stages int) int {
-	stages = max(1, stages)
-	return max(1, (batch+stages-1)/stages)
-}
-
 // PromptPieces returns in how many pieces a prompt of so many rows had best follow itself through the stages. With m pieces
 // of w rows in all, each costing a fixed time worth f rows besides its own, the last of k stages ends after
 // (m+k-1)·(f + w/m): m = sqrt((k-1)·w/f) makes that the least.
@@ -55,13 +48,4 @@ func Split(batch, size, maxRows int, rows func(i int) int) iter.Seq2[int, int] {
 			yield(start, batch)
 		}
 	}
-}
-
-// BubbleFraction returns the share of a batch's time in which a stage waits: (k-1)/(m+k-1) for k stages and m
-// micro-batches that all take the same time (Huang et al., GPipe, 2019).
-func BubbleFraction(stages, microBatches int) float64 {
-	if stages < 1 || microBatches < 1 {
-		return 0
-	}
-	return float64(stages-1) / float64(microBatches+stages-1)
 }

@@ -9,6 +9,7 @@ import (
 	"testing"
 
 	"github.com/cockroachdb/datadriven"
+	"github.com/mlxcel/mlxcel/sdk"
 )
 
 // The files in testdata read as the specification; -rewrite regenerates their expectations.
@@ -36,16 +37,12 @@ func (in *interpreter) run(t *testing.T, d *datadriven.TestData) string {
 		return timeline(t, stages, microBatches)
 	case "actions":
 		return actions(t, stages, microBatches)
-	case "suggest":
-		return fmt.Sprintln(SuggestedMicroBatchSize(batch, stages))
 	case "pieces":
 		var rows int
 		var fixed float64
 		d.ScanArgs(t, "rows", &rows)
 		d.ScanArgs(t, "fixed", &fixed)
 		return fmt.Sprintln(PromptPieces(rows, stages, fixed))
-	case "bubble":
-		return fmt.Sprintf("%.4f\n", BubbleFraction(stages, microBatches))
 	case "split":
 		maxRows := math.MaxInt
 		d.MaybeScanArgs(t, "max-rows", &maxRows)
@@ -63,12 +60,14 @@ func (in *interpreter) run(t *testing.T, d *datadriven.TestData) string {
 		}
 		return split(batch, size, maxRows, rows)
 	case "new":
-		if _, err := NewGPipe(stages, microBatches); err != nil {
+		if _, err := newGPipe(stages, microBatches); err != nil {
 			return err.Error() + "\n"
 		}
 		return "ok\n"
 	case "stage":
-		in.stage.Reset(index, stages, microBatches, depth)
+		at := sdk.Place{Stage: index}
+		d.MaybeScanArgs(t, "rank", &at.Rank)
+		in.stage.Reset(at, sdk.RoleOf(at, stages), microBatches, depth)
 		in.begun = nil
 		return "ok\n"
 	case "next", "finish", "arrive", "abort":
@@ -96,7 +95,7 @@ func (in *interpreter) step(t *testing.T, d *datadriven.TestData) string {
 		return a.String() + "\n"
 	case "finish": // the oldest action under way
 		if len(in.begun) == 0 {
-			err = in.stage.Finish(Action{Forward, in.stage.index, 0})
+			err = in.stage.Finish(Action{Forward, in.stage.at, 0})
 			break
 		}
 		a := in.begun[0]
@@ -115,7 +114,7 @@ func (in *interpreter) step(t *testing.T, d *datadriven.TestData) string {
 
 // timeline draws who forwards what when every forward pass takes one tick and everything else none.
 func timeline(t *testing.T, stages, microBatches int) string {
-	g, err := NewGPipe(stages, microBatches)
+	g, err := newGPipe(stages, microBatches)
 	if err != nil {
 		return err.Error() + "\n"
 	}
@@ -146,7 +145,7 @@ func timeline(t *testing.T, stages, microBatches int) string {
 }
 
 // nextForward carries out whatever takes no time and returns the stage's next Forward, or Idle or Done.
-func nextForward(t *testing.T, g *GPipe, stage int) Action {
+func nextForward(t *testing.T, g *gpipe, stage int) Action {
 	for {
 		a := g.Next(stage)
 		if a.Kind != Receive && a.Kind != Flush {
@@ -156,7 +155,7 @@ func nextForward(t *testing.T, g *GPipe, stage int) Action {
 	}
 }
 
-func finish(t *testing.T, g *GPipe, a Action) {
+func finish(t *testing.T, g *gpipe, a Action) {
 	t.Helper()
 	if err := g.Finish(a); err != nil {
 		t.Fatal(err)
@@ -165,7 +164,7 @@ func finish(t *testing.T, g *GPipe, a Action) {
 
 // actions lists everything that each stage is told, the stages asked in turn.
 func actions(t *testing.T, stages, microBatches int) string {
-	g, err := NewGPipe(stages, microBatches)
+	g, err := newGPipe(stages, microBatches)
 	if err != nil {
 		return err.Error() + "\n"
 	}
@@ -226,7 +225,7 @@ func TestAnyInterleavingForwardsEachMicroBatchOnceInOrder(t *testing.T) {
 	for seed := range uint64(300) {
 		rng := rand.New(rand.NewPCG(seed, 1))
 		stages, microBatches := 1+rng.IntN(6), 1+rng.IntN(9)
-		g, err := NewGPipe(stages, microBatches)
+		g, err := newGPipe(stages, microBatches)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -260,7 +259,7 @@ func TestAnyInterleavingForwardsEachMicroBatchOnceInOrder(t *testing.T) {
 }
 
 // mustProgress asks every stage: with nothing under way and the batch not done, one of them has work.
-func mustProgress(t *testing.T, g *GPipe, stages int) Action {
+func mustProgress(t *testing.T, g *gpipe, stages int) Action {
 	t.Helper()
 	for s := range stages {
 		if a := g.Next(s); a.Kind != Idle && a.Kind != Done {
@@ -286,19 +285,19 @@ func (w *witness) begin(a Action) {
 	w.t.Helper()
 	switch a.Kind {
 	case Forward:
-		if a.MicroBatch != w.begun[a.Stage] {
-			w.t.Fatalf("%v begun after %d forwards", a, w.begun[a.Stage])
+		if a.MicroBatch != w.begun[a.At.Stage] {
+			w.t.Fatalf("%v begun after %d forwards", a, w.begun[a.At.Stage])
 		}
-		if a.Stage > 0 && w.received[a.Stage] <= a.MicroBatch {
+		if a.At.Stage > 0 && w.received[a.At.Stage] <= a.MicroBatch {
 			w.t.Fatalf("%v begun before it was received", a)
 		}
-		w.begun[a.Stage]++
+		w.begun[a.At.Stage]++
 	case Receive:
-		if a.Stage == 0 || w.ended[a.Stage-1] <= a.MicroBatch {
-			w.t.Fatalf("%v begun before stage %d had forwarded it", a, a.Stage-1)
+		if a.At.Stage == 0 || w.ended[a.At.Stage-1] <= a.MicroBatch {
+			w.t.Fatalf("%v begun before stage %d had forwarded it", a, a.At.Stage-1)
 		}
 	case Flush:
-		if a.Stage != w.stages-1 || w.ended[a.Stage] <= a.MicroBatch {
+		if a.At.Stage != w.stages-1 || w.ended[a.At.Stage] <= a.MicroBatch {
 			w.t.Fatalf("%v begun on the wrong stage or too early", a)
 		}
 	}
@@ -307,11 +306,11 @@ func (w *witness) begin(a Action) {
 func (w *witness) end(a Action) {
 	switch a.Kind {
 	case Forward:
-		w.ended[a.Stage]++
+		w.ended[a.At.Stage]++
 	case Receive:
-		w.received[a.Stage]++
+		w.received[a.At.Stage]++
 	case Flush:
-		w.flew[a.Stage]++
+		w.flew[a.At.Stage]++
 	}
 }
 
@@ -338,7 +337,8 @@ func TestAbortNeverStalls(t *testing.T) {
 		stages, mbs := 1+rng.IntN(3), 1+rng.IntN(6)
 		index := rng.IntN(stages)
 		var s Stage
-		s.Reset(index, stages, mbs, 1+rng.IntN(3))
+		at := sdk.Place{Stage: index}
+		s.Reset(at, sdk.RoleOf(at, stages), mbs, 1+rng.IntN(3))
 		todo := rng.Perm(mbs) // arrivals still to come, in any order
 		var running []Action
 		for events := 0; ; events++ {
@@ -390,8 +390,7 @@ func TestActionStringsOfUnknownKinds(t *testing.T) {
 func TestBadSizesPanic(t *testing.T) {
 	for name, f := range map[string]func(){
 		"split":          func() { Split(3, 0, 1, nil) },
-		"reset stage":    func() { new(Stage).Reset(2, 2, 1, 1) },
-		"reset no batch": func() { new(Stage).Reset(0, 2, 0, 1) },
+		"reset no batch": func() { new(Stage).Reset(sdk.Place{}, sdk.RoleOf(sdk.Place{}, 2), 0, 1) },
 	} {
 		t.Run(name, func(t *testing.T) {
 			defer func() {

@@ -1,17 +1,21 @@
 package schedule
 
-import "fmt"
+import (
+	"fmt"
+
+	"github.com/mlxcel/mlxcel/sdk"
+)
 
 // state is how far a micro-batch has come on one stage.
 type state uint8
 
 const (
-	waiting   state = iota // its activations are not here (on stage 0: it has not begun)
+	waiting   state = iota // its activations are not here
 	arrived                // its activations are here, not taken in
 	receiving              // Receive is under way
 	ready                  // Forward may begin
 	running                // Forward is under way
-	forwarded              // on the last stage: Flush may begin
+	forwarded              // where the place answers: Flush may begin
 	flushing               // Flush is under way
 	done
 )
@@ -26,29 +30,31 @@ type microBatch struct {
 //
 // The zero value is ready for Reset. A Stage is not safe for concurrent use.
 type Stage struct {
-	index, stages, depth int
+	at    sdk.Place
+	role  sdk.StageRole
+	depth int
 
 	batch       []microBatch
 	nextReceive int // first micro-batch whose Receive has not begun
 	nextForward int // first micro-batch whose Forward has not begun
-	nextFlush   int // first micro-batch whose Flush has not begun; the last stage only
+	nextFlush   int // first micro-batch whose Flush has not begun; only where the place answers
 	running     int // forward passes under way
 	taken       int // micro-batches received and not yet forwarded to the end
 	left        int // micro-batches not done
 }
 
-// Reset begins a batch of microBatches on stage index of stages. depth is how many forward passes may be under
-// way at once: 1 for a stage that computes and answers in turn, more where the stage's executor has a queue.
-func (s *Stage) Reset(index, stages, microBatches, depth int) {
-	if index < 0 || index >= stages || microBatches < 1 || depth < 1 {
-		panic(fmt.Sprintf("schedule: stage %d of %d, %d micro-batches, depth %d", index, stages, microBatches, depth))
+// Reset begins a batch of microBatches at a place with that role. depth is how many forward passes may be under way at
+// once: 1 for a place that computes and answers in turn, more where its executor has a queue.
+func (s *Stage) Reset(at sdk.Place, role sdk.StageRole, microBatches, depth int) {
+	if microBatches < 1 || depth < 1 {
+		panic(fmt.Sprintf("schedule: stage %s, %d micro-batches, depth %d", at, microBatches, depth))
 	}
 	batch := s.batch[:0]
 	for range microBatches {
 		batch = append(batch, microBatch{})
 	}
-	*s = Stage{index: index, stages: stages, depth: depth, batch: batch, left: microBatches}
-	if index == 0 { // stage 0 makes its activations itself
+	*s = Stage{at: at, role: role, depth: depth, batch: batch, left: microBatches}
+	if !role.TakesHidden { // it makes its activations itself
 		for i := range batch {
 			batch[i].state = ready
 		}
@@ -58,13 +64,13 @@ func (s *Stage) Reset(index, stages, microBatches, depth int) {
 // Arrive records that micro-batch mb's activations are here, in whatever order they come.
 func (s *Stage) Arrive(mb int) error {
 	if mb < 0 || mb >= len(s.batch) {
-		return fmt.Errorf("micro-batch %d arrived at stage %d, which has %d", mb, s.index, len(s.batch))
+		return fmt.Errorf("micro-batch %d arrived at stage %s, which has %d", mb, s.at, len(s.batch))
 	}
-	if s.index == 0 {
-		return fmt.Errorf("micro-batch %d arrived at stage 0, which makes its activations itself", mb)
+	if !s.role.TakesHidden {
+		return fmt.Errorf("micro-batch %d arrived at stage %s, which makes its activations itself", mb, s.at)
 	}
 	if s.batch[mb].state != waiting {
-		return fmt.Errorf("micro-batch %d arrived at stage %d twice", mb, s.index)
+		return fmt.Errorf("micro-batch %d arrived at stage %s twice", mb, s.at)
 	}
 	s.batch[mb].state = arrived
 	return nil
@@ -74,31 +80,31 @@ func (s *Stage) Arrive(mb int) error {
 func (s *Stage) Next() Action {
 	switch {
 	case s.left == 0:
-		return Action{Kind: Done, Stage: s.index}
+		return Action{Kind: Done, At: s.at}
 	case s.canFlush():
 		mb := s.nextFlush
 		s.nextFlush++
 		s.batch[mb].state = flushing
-		return Action{Flush, s.index, mb}
+		return Action{Flush, s.at, mb}
 	case s.canForward():
 		mb := s.nextForward
 		s.nextForward++
 		s.running++
 		s.batch[mb].state = running
-		return Action{Forward, s.index, mb}
+		return Action{Forward, s.at, mb}
 	case s.canReceive():
 		mb := s.nextReceive
 		s.nextReceive++
 		s.taken++
 		s.batch[mb].state = receiving
-		return Action{Receive, s.index, mb}
+		return Action{Receive, s.at, mb}
 	}
-	return Action{Kind: Idle, Stage: s.index}
+	return Action{Kind: Idle, At: s.at}
 }
 
 func (s *Stage) canFlush() bool {
 	s.nextFlush = s.skipAborted(s.nextFlush)
-	return s.isLast() && s.nextFlush < len(s.batch) && s.batch[s.nextFlush].state == forwarded
+	return s.role.Answers && s.nextFlush < len(s.batch) && s.batch[s.nextFlush].state == forwarded
 }
 
 func (s *Stage) canForward() bool {
@@ -119,12 +125,10 @@ func (s *Stage) skipAborted(at int) int {
 	return at
 }
 
-func (s *Stage) isLast() bool { return s.index == s.stages-1 }
-
 // Finish ends an action that Next began.
 func (s *Stage) Finish(a Action) error {
-	if a.Stage != s.index || a.MicroBatch < 0 || a.MicroBatch >= len(s.batch) {
-		return fmt.Errorf("%s finished on stage %d, which has %d micro-batches", a, s.index, len(s.batch))
+	if a.At != s.at || a.MicroBatch < 0 || a.MicroBatch >= len(s.batch) {
+		return fmt.Errorf("%s finished on stage %s, which has %d micro-batches", a, s.at, len(s.batch))
 	}
 	m := &s.batch[a.MicroBatch]
 	switch {
@@ -136,17 +140,17 @@ func (s *Stage) Finish(a Action) error {
 		}
 	case a.Kind == Forward && m.state == running:
 		s.running--
-		if s.index > 0 {
+		if s.role.TakesHidden {
 			s.taken--
 		}
 		m.state = forwarded
-		if m.aborted || !s.isLast() {
+		if m.aborted || !s.role.Answers {
 			s.end(m)
 		}
 	case a.Kind == Flush && m.state == flushing:
 		s.end(m)
 	default:
-		return fmt.Errorf("%s finished on stage %d, which had not begun it", a, s.index)
+		return fmt.Errorf("%s finished on stage %s, which had not begun it", a, s.at)
 	}
 	return nil
 }
@@ -155,7 +159,7 @@ func (s *Stage) Finish(a Action) error {
 // finished. Aborting twice, or after the end, changes nothing.
 func (s *Stage) Abort(mb int) error {
 	if mb < 0 || mb >= len(s.batch) {
-		return fmt.Errorf("abort of micro-batch %d on stage %d, which has %d", mb, s.index, len(s.batch))
+		return fmt.Errorf("abort of micro-batch %d on stage %s, which has %d", mb, s.at, len(s.batch))
 	}
 	m := &s.batch[mb]
 	if m.state == done {
@@ -166,7 +170,7 @@ func (s *Stage) Abort(mb int) error {
 	case waiting, arrived, forwarded:
 		s.end(m)
 	case ready:
-		if s.index > 0 {
+		if s.role.TakesHidden {
 			s.taken--
 		}
 		s.end(m)

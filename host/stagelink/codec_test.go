@@ -30,7 +30,7 @@ func somePlan() *pipeline.StepPlan {
 }
 
 func stageErr(err error) *pipeline.StageError {
-	return &pipeline.StageError{Stage: 2, Node: "node-2", Plugin: "llama", Phase: pipeline.PhaseDecode, Err: err}
+	return &pipeline.StageError{Place: sdk.Place{Stage: 2}, Node: "node-2", Plugin: "llama", Phase: pipeline.PhaseDecode, Err: err}
 }
 
 // someMessages is one of everything that crosses a data connection.
@@ -49,8 +49,8 @@ func someMessages() map[string]message {
 		"release":        order(sdk.Release{Seq: 1 << 63}),
 		"plan":           orderMessage(pipeline.Order{Epoch: 3, ID: 78, Plan: somePlan()}),
 		"abort":          {kind: kindAbort, tag: tag},
-		"answered":       {kind: kindAnswered, stage: 2, epoch: 3, id: 77},
-		"answered with an error": {kind: kindAnswered, stage: 2, epoch: 3, id: 77,
+		"answered":       {kind: kindAnswered, place: sdk.Place{Stage: 2}, epoch: 3, id: 77},
+		"answered with an error": {kind: kindAnswered, place: sdk.Place{Stage: 2}, epoch: 3, id: 77,
 			err: stageErr(&RemoteError{Text: "no room", Cause: &sdk.Error{Code: sdk.CodeOutOfMemory, Message: "no room", File: "f", Tensor: "t"}})},
 		"finished": {kind: kindFinished, tag: tag, results: []sdk.SeqResult{
 			{Seq: 5, Token: 11, Logprob: -0.5, Top: []sdk.TokenScore{{Token: 11, Logit: 3, Logprob: -0.5}, {Token: 2, Logit: 1, Logprob: -2.5}}},

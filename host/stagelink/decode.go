@@ -147,7 +147,7 @@ func decode(kind uint8, b []byte) (message, error) {
 	case kindAbort:
 		m.tag = d.tag()
 	case kindAnswered:
-		m.epoch, m.id, m.stage = d.uvarint(), d.uvarint(), d.int()
+		m.epoch, m.id, m.place = d.uvarint(), d.uvarint(), d.place()
 		if e := d.stageError(); e != nil {
 			m.err = e
 		}
@@ -170,10 +170,19 @@ func (d *decoder) tag() pipeline.Tag {
 	return pipeline.Tag{Epoch: d.uvarint(), Step: d.uvarint(), MicroBatch: d.int()}
 }
 
+func (d *decoder) place() sdk.Place { return sdk.Place{Stage: d.int(), Rank: d.int()} }
+
+func (d *decoder) trace() (t pipeline.TraceID) {
+	if d.bool() {
+		copy(t[:], d.take(len(t)))
+	}
+	return t
+}
+
 func (d *decoder) seq() sdk.SeqID { return sdk.SeqID(d.uvarint()) }
 
 func (d *decoder) order(kind uint8) pipeline.Order {
-	o := pipeline.Order{Epoch: d.uvarint(), ID: d.uvarint()}
+	o := pipeline.Order{Epoch: d.uvarint(), ID: d.uvarint(), Trace: d.trace()}
 	switch kind {
 	case kindReserve:
 		o.Op = d.reservation()
@@ -266,7 +275,7 @@ func (d *decoder) stageError() *pipeline.StageError {
 	if !d.bool() {
 		return nil
 	}
-	e := &pipeline.StageError{Stage: d.int(), Node: d.text(), Plugin: d.text(), Phase: pipeline.Phase(d.text())}
+	e := &pipeline.StageError{Place: d.place(), Node: d.text(), Plugin: d.text(), Phase: pipeline.Phase(d.text())}
 	cause := &RemoteError{Text: d.text(), Gone: d.bool()}
 	if d.bool() {
 		cause.Cause = &sdk.Error{Code: sdk.Code(d.int()), Message: d.text(), File: d.text(), Tensor: d.text()}

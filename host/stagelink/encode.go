@@ -21,7 +21,7 @@ type message struct {
 	kind    uint8
 	order   pipeline.Order  // of the kinds up to kindPlan
 	tag     pipeline.Tag    // of kindAbort, kindFinished, kindFailed
-	stage   int             // of kindAnswered
+	place   sdk.Place       // of kindAnswered
 	epoch   uint64          // of kindAnswered, kindLost
 	id      uint64          // of kindAnswered
 	err     error           // of kindAnswered (may be nil), kindFailed, kindLost
@@ -57,7 +57,7 @@ func appendMessage(b []byte, m *message) []byte {
 	case kindAnswered:
 		b = binary.AppendUvarint(b, m.epoch)
 		b = binary.AppendUvarint(b, m.id)
-		b = appendInt(b, m.stage)
+		b = appendPlace(b, m.place)
 		return appendStageError(b, m.err)
 	case kindFinished:
 		return appendResults(appendTag(b, m.tag), m.results)
@@ -68,6 +68,7 @@ func appendMessage(b []byte, m *message) []byte {
 	}
 	b = binary.AppendUvarint(b, m.order.Epoch)
 	b = binary.AppendUvarint(b, m.order.ID)
+	b = appendTrace(b, m.order.Trace)
 	switch op := m.order.Op.(type) {
 	case sdk.Reservation:
 		return appendReservation(b, op)
@@ -118,6 +119,16 @@ func appendTag(b []byte, t pipeline.Tag) []byte {
 	b = binary.AppendUvarint(b, t.Epoch)
 	b = binary.AppendUvarint(b, t.Step)
 	return appendInt(b, t.MicroBatch)
+}
+
+func appendPlace(b []byte, p sdk.Place) []byte { return appendInt(appendInt(b, p.Stage), p.Rank) }
+
+// appendTrace appends a flag, and the trace where there is one.
+func appendTrace(b []byte, t pipeline.TraceID) []byte {
+	if t == (pipeline.TraceID{}) {
+		return appendBool(b, false)
+	}
+	return append(appendBool(b, true), t[:]...)
 }
 
 func appendReservation(b []byte, r sdk.Reservation) []byte {
@@ -202,7 +213,7 @@ func appendStageError(b []byte, err error) []byte {
 	if !ok {
 		panic(fmt.Sprintf("stagelink: %T in place of a *pipeline.StageError", err))
 	}
-	b = appendInt(b, e.Stage)
+	b = appendPlace(b, e.Place)
 	for _, s := range []string{e.Node, e.Plugin, string(e.Phase)} {
 		b = appendText(b, clip(s))
 	}

@@ -407,7 +407,7 @@ func (o orders) Abort(t pipeline.Tag) { o <- fmt.Sprintf("abort %v", t) }
 func onDataConn(t *testing.T, cfg Config, f func(t *testing.T, p *Port, u *uplink, told orders, reported reports)) {
 	synctest.Test(t, func(t *testing.T) {
 		near, far := net.Pipe()
-		p, u := NewPort(near, 2, 3, cfg), newUplink(far, 2, "node-2", cfg)
+		p, u := NewPort(near, sdk.Place{Stage: 2}, 3, cfg), newUplink(far, sdk.Place{Stage: 2}, "node-2", cfg)
 		told, reported := make(orders, 100), make(reports, 100)
 		p.Start(reported)
 		u.wait.Go(func() { u.serve(told) })

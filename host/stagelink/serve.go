@@ -7,6 +7,7 @@ import (
 	"net"
 
 	"github.com/mlxcel/mlxcel/host/pipeline"
+	"github.com/mlxcel/mlxcel/sdk"
 )
 
 // Connections are what joins a stage to its pipeline.
@@ -49,17 +50,17 @@ func ServeStage(ctx context.Context, stage *pipeline.Stage, conns Connections, c
 	if err := conns.check(i, info.HasLMHead); err != nil {
 		return errors.Join(err, conns.close())
 	}
-	up := newUplink(conns.Coordinator, i, stage.Node(), cfg)
+	up := newUplink(conns.Coordinator, info.Place(), stage.Node(), cfg)
 	defer up.close()
 	var links []*stageLink
 	join := func(e *ending, other int, name string) {
 		links = append(links, watch(e, stage.Epoch(), other, name, up))
 	}
-	var next pipeline.Link
+	var next []pipeline.Link
 	if conns.Next != nil {
 		out := newOutgoing(conns.Next, layout.Slots, int64(layout.OutBytes), cfg)
 		join(out.ending, i+1, fmt.Sprintf("link to it from stage %d", i))
-		next = out
+		next = append(next, out)
 	}
 	stage.Join(next, up)
 	up.wait.Go(func() { up.serve(stage) })
@@ -94,7 +95,7 @@ func watch(e *ending, epoch uint64, other int, name string, r pipeline.Reporter)
 	e.wait.Go(func() {
 		<-e.done
 		if err := e.broken(); err != nil {
-			l.lost = &pipeline.StageError{Stage: other, Err: &LinkError{Link: name, Err: err}}
+			l.lost = &pipeline.StageError{Place: sdk.Place{Stage: other}, Err: &LinkError{Link: name, Err: err}}
 			r.Lost(epoch, l.lost)
 		}
 	})

@@ -12,11 +12,11 @@ type uplink struct{ *dataConn }
 
 var _ pipeline.Reporter = (*uplink)(nil)
 
-func newUplink(conn net.Conn, stage int, node string, cfg Config) *uplink {
+func newUplink(conn net.Conn, at sdk.Place, node string, cfg Config) *uplink {
 	u := &uplink{}
 	u.dataConn = newDataConn(conn, cfg, func(m *message, err error) {
 		if m.kind == kindFinished { // the others are small
-			u.Failed(m.tag, &pipeline.StageError{Stage: stage, Node: node, Phase: pipeline.PhaseSend, Err: err})
+			u.Failed(m.tag, &pipeline.StageError{Place: at, Node: node, Phase: pipeline.PhaseSend, Err: err})
 		}
 	})
 	return u
@@ -37,8 +37,8 @@ func (u *uplink) serve(stage pipeline.StagePort) {
 	})
 }
 
-func (u *uplink) Answered(stage int, epoch, order uint64, err error) {
-	u.send(message{kind: kindAnswered, stage: stage, epoch: epoch, id: order, err: err})
+func (u *uplink) Answered(at sdk.Place, epoch, order uint64, err error) {
+	u.send(message{kind: kindAnswered, place: at, epoch: epoch, id: order, err: err})
 }
 
 func (u *uplink) Finished(t pipeline.Tag, results []sdk.SeqResult) {

@@ -225,7 +225,7 @@ func TestExecutorDeath(t *testing.T) {
 			peers[victim].onceAt(PhaseReady, func() { peers[victim].runtime.last().die() })
 			err := failing(t, newTestCoordinator(t, addresses(peers), nil))
 			var stage *pipeline.StageError
-			if !errors.As(err, &stage) || stage.Stage != victim || stage.Node != fmt.Sprintf("stage-%d", victim) || !strings.Contains(err.Error(), "the toy crashed") {
+			if !errors.As(err, &stage) || stage.Place.Stage != victim || stage.Node != fmt.Sprintf("stage-%d", victim) || !strings.Contains(err.Error(), "the toy crashed") {
 				t.Errorf("the cluster ends with %v, want a *pipeline.StageError of stage %d with the reason", err, victim)
 			}
 			works(t, peers)

@@ -242,7 +242,7 @@ func (n *node) told(f *pb.Failure) error {
 	if f.GetPhase() == "" { // not for its executor's sake
 		return err
 	}
-	return &pipeline.StageError{Stage: n.index, Node: n.at.ID, Plugin: n.plugin(), Phase: pipeline.Phase(f.GetPhase()), Err: err}
+	return &pipeline.StageError{Place: sdk.Place{Stage: n.index}, Node: n.at.ID, Plugin: n.plugin(), Phase: pipeline.Phase(f.GetPhase()), Err: err}
 }
 
 func (n *node) count(m *pb.Numbers, now time.Time) {
@@ -263,7 +263,7 @@ func (n *node) stageError(err error) *pipeline.StageError {
 	if e, ok := errors.AsType[*pipeline.StageError](err); ok {
 		return e
 	}
-	return &pipeline.StageError{Stage: n.index, Node: n.at.ID, Plugin: n.stage.Plugin, Err: err}
+	return &pipeline.StageError{Place: sdk.Place{Stage: n.index}, Node: n.at.ID, Plugin: n.stage.Plugin, Err: err}
 }
 
 // load has the peer load its stage, for as long as that makes progress.
@@ -326,7 +326,7 @@ func (n *node) openData(ctx context.Context) error {
 	if r.roster.cause != nil {
 		return errors.Join(r.roster.cause, c.Close())
 	}
-	n.port = stagelink.NewPort(c, n.index, r.epoch, stagelink.Config{MaxMessage: maxOrder})
+	n.port = stagelink.NewPort(c, sdk.Place{Stage: n.index}, r.epoch, stagelink.Config{MaxMessage: maxOrder})
 	return nil
 }
 

@@ -267,8 +267,8 @@ func (r *run) canary(ctx context.Context) error {
 
 // failStage aborts the run for an error of the pipeline, which names the stage where it is one stage's.
 func (r *run) failStage(err error) {
-	if e, ok := errors.AsType[*pipeline.StageError](err); ok && e.Stage >= 0 && e.Stage < len(r.nodes) {
-		r.fail(r.nodes[e.Stage], e)
+	if e, ok := errors.AsType[*pipeline.StageError](err); ok && e.Place.Stage >= 0 && e.Place.Stage < len(r.nodes) {
+		r.fail(r.nodes[e.Place.Stage], e)
 		return
 	}
 	r.fail(nil, err)
