@@ -73,7 +73,11 @@ func (m *loaded) importState(id sdk.SeqID, layers sdk.LayerRange, r *sdk.StateRe
 	if err := m.checkImport(s, id, layers, length); err != nil {
 		return err
 	}
+	complete := s.length > 0
 	err := m.readSections(s, layers, length, r)
+	if err == nil && complete {
+		return nil
+	}
 	if err != nil {
 		err = errors.Join(fmt.Errorf("state of sequence %d: %w", id, err), m.empty(s, layers))
 	}
@@ -104,6 +108,8 @@ func (m *loaded) checkImport(s *sequence, id sdk.SeqID, layers sdk.LayerRange, l
 	switch {
 	case s.broken:
 		return s.unusable(id)
+	case s.length > 0 && s.length == length && m.stateless(layers):
+		return nil // every layer that keeps state has got its own before
 	case s.length > 0:
 		return sdk.Errorf(sdk.CodeInvalid, "sequence %d has %d positions; a state goes into an empty one", id, s.length)
 	case length > maxPositions || s.maxLen > 0 && length > s.maxLen:
@@ -169,6 +175,13 @@ func (m *loaded) readSections(s *sequence, layers sdk.LayerRange, length int, r 
 		return sdk.Errorf(sdk.CodeInvalid, "%d states of layers [%d, %d) are expected, state %d did not come", len(came), layers.Start, layers.End, missing)
 	}
 	return nil
+}
+
+// stateless tells that none of the layers keeps state.
+func (m *loaded) stateless(layers sdk.LayerRange) bool {
+	first, _ := m.slots(layers.Start - m.firstLayer)
+	_, end := m.slots(layers.End - 1 - m.firstLayer)
+	return first == end
 }
 
 // allImported tells whether no layer waits for its state.
