@@ -66,7 +66,7 @@ func (c *cluster) start(ctx context.Context) (*pipeline.Pipeline, error) {
 			return nil, err
 		}
 		conns[i].Coordinator = far
-		c.ports = append(c.ports, stagelink.NewPort(near, i, c.cfg.Epoch, stagelink.Config{}))
+		c.ports = append(c.ports, stagelink.NewPort(near, sdk.Place{Stage: i}, c.cfg.Epoch, stagelink.Config{}))
 		if i > 0 {
 			if conns[i-1].Next, conns[i].Previous, err = c.dial(fmt.Sprintf("link %d", i)); err != nil {
 				return nil, err

@@ -14,11 +14,15 @@ type Tag struct {
 	MicroBatch int
 }
 
+// TraceID names what an order is part of, wherever it goes; zero names nothing.
+type TraceID [16]byte
+
 // Order is one instruction to a stage. Exactly one of Op and Plan is set.
 type Order struct {
 	Epoch uint64
-	ID    uint64 // grows by one with every order of an epoch
-	Op    sdk.Op // a Reservation or Release
+	ID    uint64  // grows by one with every order of an epoch
+	Trace TraceID // that the order belongs to
+	Op    sdk.Op  // a Reservation or Release
 	Plan  *StepPlan
 }
 

@@ -407,7 +407,7 @@ func (o orders) Abort(t pipeline.Tag) { o <- fmt.Sprintf("abort %v", t) }
 func onDataConn(t *testing.T, cfg Config, f func(t *testing.T, p *Port, u *uplink, told orders, reported reports)) {
 	synctest.Test(t, func(t *testing.T) {
 		near, far := net.Pipe()
-		p, u := NewPort(near, 2, 3, cfg), newUplink(far, 2, "node-2", cfg)
+		p, u := NewPort(near, sdk.Place{Stage: 2}, 3, cfg), newUplink(far, sdk.Place{Stage: 2}, "node-2", cfg)
 		told, reported := make(orders, 100), make(reports, 100)
 		p.Start(reported)
 		u.wait.Go(func() { u.serve(told) })
@@ -444,7 +444,7 @@ func TestEndOfADataConnection(t *testing.T) {
 		want string
 	}{
 		"the stage goes":                {func(_ *Port, u *uplink) { u.close() }, "EOF"},
-		"the stage sends orders":        {func(_ *Port, u *uplink) { u.send(message{kind: kindAbort}) }, "bad message of kind 6"},
+		"the stage sends orders":        {func(_ *Port, u *uplink) { u.send(message{kind: kindAbort}) }, "bad message of kind 3"},
 		"the stage answers for another": {func(_ *Port, u *uplink) { u.Answered(1, 3, 1, nil) }, "an answer of stage 1 came from stage 2"},
 		"the coordinator sends reports": {func(p *Port, _ *uplink) { p.send(message{kind: kindFinished}) }, "EOF"},
 		"a message that says nothing":   {func(p *Port, u *uplink) { u.send(message{kind: kindFailed}) }, "bad message"},
@@ -509,7 +509,7 @@ func TestStuckStage(t *testing.T) {
 		synctest.Test(t, func(t *testing.T) {
 			near, far := net.Pipe()
 			defer far.Close()
-			p, reported, begin := NewPort(near, 2, 3, Config{MaxQueued: 10}), make(reports, 100), time.Now()
+			p, reported, begin := NewPort(near, sdk.Place{Stage: 2}, 3, Config{MaxQueued: 10}), make(reports, 100), time.Now()
 			p.Start(reported)
 			for i := range c.orders {
 				p.Order(pipeline.Order{Epoch: 3, ID: uint64(i), Op: sdk.Release{}})

@@ -5,22 +5,23 @@ import (
 	"net"
 
 	"github.com/mlxcel/mlxcel/host/pipeline"
+	"github.com/mlxcel/mlxcel/sdk"
 )
 
 // Port is the coordinator's end of the data connection to a stage. It is the pipeline's StagePort.
 type Port struct {
 	*dataConn
-	stage    int
+	place    sdk.Place
 	epoch    uint64
 	reporter chan pipeline.Reporter // holds the one that Start gave
 }
 
 var _ pipeline.StagePort = (*Port)(nil)
 
-// NewPort makes a port of a connection to a stage, which belongs to it from then on. It takes orders at once; reports
+// NewPort makes a port of a connection to the stage at a place, which belongs to it from then on. It takes orders at once; reports
 // wait until Start says for whom they are.
-func NewPort(conn net.Conn, stage int, epoch uint64, cfg Config) *Port {
-	p := &Port{stage: stage, epoch: epoch, reporter: make(chan pipeline.Reporter, 1)}
+func NewPort(conn net.Conn, at sdk.Place, epoch uint64, cfg Config) *Port {
+	p := &Port{place: at, epoch: epoch, reporter: make(chan pipeline.Reporter, 1)}
 	p.dataConn = newDataConn(conn, cfg, p.refuse)
 	return p
 }
@@ -33,7 +34,7 @@ func (p *Port) Start(r pipeline.Reporter) {
 	p.wait.Go(func() {
 		<-p.done
 		if err := p.broken(); err != nil {
-			r.Lost(p.epoch, &pipeline.StageError{Stage: p.stage, Err: &LinkError{Link: "connection to it", Err: err}})
+			r.Lost(p.epoch, &pipeline.StageError{Stage: p.place.Stage, Err: &LinkError{Link: "connection to it", Err: err}})
 		}
 	})
 }
@@ -54,10 +55,10 @@ func (p *Port) Done() <-chan struct{} { return p.done }
 func (p *Port) take(r pipeline.Reporter, m *message) error {
 	switch m.kind {
 	case kindAnswered:
-		if m.stage != p.stage {
-			return fmt.Errorf("an answer of stage %d came from stage %d", m.stage, p.stage)
+		if m.place != p.place {
+			return fmt.Errorf("an answer of stage %s came from stage %s", m.place, p.place)
 		}
-		r.Answered(m.stage, m.epoch, m.id, m.err)
+		r.Answered(m.place.Stage, m.epoch, m.id, m.err)
 	case kindFinished:
 		r.Finished(m.tag, m.results)
 	case kindFailed:
@@ -70,7 +71,7 @@ func (p *Port) take(r pipeline.Reporter, m *message) error {
 	return nil
 }
 
-// refuse fails an order that is too large to be sent.
+// refuse fails an order that can't be sent.
 func (p *Port) refuse(m *message, err error) {
 	var r pipeline.Reporter
 	select {
@@ -79,9 +80,9 @@ func (p *Port) refuse(m *message, err error) {
 	case <-p.done:
 		return
 	}
-	e := &pipeline.StageError{Stage: p.stage, Phase: pipeline.PhaseSend, Err: err}
+	e := &pipeline.StageError{Stage: p.place.Stage, Phase: pipeline.PhaseSend, Err: err}
 	if m.order.Plan == nil {
-		r.Answered(p.stage, m.order.Epoch, m.order.ID, e)
+		r.Answered(p.place.Stage, m.order.Epoch, m.order.ID, e)
 		return
 	}
 	for mb := range m.order.Plan.MicroBatches() {

@@ -7,6 +7,7 @@ import (
 	"net"
 
 	"github.com/mlxcel/mlxcel/host/pipeline"
+	"github.com/mlxcel/mlxcel/sdk"
 )
 
 // Connections are what joins a stage to its pipeline.
@@ -49,7 +50,7 @@ func ServeStage(ctx context.Context, stage *pipeline.Stage, conns Connections, c
 	if err := conns.check(i, info.HasLMHead); err != nil {
 		return errors.Join(err, conns.close())
 	}
-	up := newUplink(conns.Coordinator, i, stage.Node(), cfg)
+	up := newUplink(conns.Coordinator, sdk.Place{Stage: i}, stage.Node(), cfg)
 	defer up.close()
 	var links []*stageLink
 	join := func(e *ending, other int, name string) {

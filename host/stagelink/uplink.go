@@ -12,11 +12,11 @@ type uplink struct{ *dataConn }
 
 var _ pipeline.Reporter = (*uplink)(nil)
 
-func newUplink(conn net.Conn, stage int, node string, cfg Config) *uplink {
+func newUplink(conn net.Conn, at sdk.Place, node string, cfg Config) *uplink {
 	u := &uplink{}
 	u.dataConn = newDataConn(conn, cfg, func(m *message, err error) {
-		if m.kind == kindFinished { // the others are small
-			u.Failed(m.tag, &pipeline.StageError{Stage: stage, Node: node, Phase: pipeline.PhaseSend, Err: err})
+		if m.kind == kindFinished { // the others are small, and their errors are cut to what can be sent
+			u.Failed(m.tag, &pipeline.StageError{Stage: at.Stage, Node: node, Phase: pipeline.PhaseSend, Err: err})
 		}
 	})
 	return u
@@ -26,7 +26,7 @@ func newUplink(conn net.Conn, stage int, node string, cfg Config) *uplink {
 func (u *uplink) serve(stage pipeline.StagePort) {
 	u.read(func(m *message) error {
 		switch m.kind {
-		case kindReserve, kindRelease, kindPlan:
+		case kindOp, kindPlan:
 			stage.Order(m.order)
 		case kindAbort:
 			stage.Abort(m.tag)
@@ -38,7 +38,7 @@ func (u *uplink) serve(stage pipeline.StagePort) {
 }
 
 func (u *uplink) Answered(stage int, epoch, order uint64, err error) {
-	u.send(message{kind: kindAnswered, stage: stage, epoch: epoch, id: order, err: err})
+	u.send(message{kind: kindAnswered, place: sdk.Place{Stage: stage}, epoch: epoch, id: order, err: err})
 }
 
 func (u *uplink) Finished(t pipeline.Tag, results []sdk.SeqResult) {

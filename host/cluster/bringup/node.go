@@ -326,7 +326,7 @@ func (n *node) openData(ctx context.Context) error {
 	if r.roster.cause != nil {
 		return errors.Join(r.roster.cause, c.Close())
 	}
-	n.port = stagelink.NewPort(c, n.index, r.epoch, stagelink.Config{MaxMessage: maxOrder})
+	n.port = stagelink.NewPort(c, sdk.Place{Stage: n.index}, r.epoch, stagelink.Config{MaxMessage: maxOrder})
 	return nil
 }
 
