@@ -30,7 +30,7 @@ const (
 
 // LinkError is the end of a connection that was not asked for.
 type LinkError struct {
-	Link string // e.g. "link from stage 0 to stage 1"
+	Link string // e.g. "link to it from stage 0"
 	Err  error  // io.EOF where the other side closed it
 }
 
