@@ -57,17 +57,19 @@ func toDescription(m *pb.Description) (*Description, error) {
 	if err != nil {
 		return nil, err
 	}
-	device, err := toDevice(m.GetDevice())
-	if err != nil {
-		return nil, err
-	}
 	d := &Description{
 		Name:            m.GetName(),
 		Version:         m.GetVersion(),
 		ContractVersion: version,
 		Runtime:         m.GetRuntime(),
-		Device:          *device,
 		Capabilities:    m.GetCapabilities(),
+	}
+	for _, v := range m.GetDevices() {
+		device, err := toDevice(v)
+		if err != nil {
+			return nil, err
+		}
+		d.Devices = append(d.Devices, *device)
 	}
 	for _, f := range m.GetFamilies() {
 		d.Families = append(d.Families, *toFamily(f))
@@ -81,8 +83,10 @@ func fromDescription(d *Description) *pb.Description {
 		Version:         d.Version,
 		ContractVersion: int64(d.ContractVersion),
 		Runtime:         d.Runtime,
-		Device:          fromDevice(&d.Device),
 		Capabilities:    d.Capabilities,
+	}
+	for i := range d.Devices {
+		m.Devices = append(m.Devices, fromDevice(&d.Devices[i]))
 	}
 	for i := range d.Families {
 		m.Families = append(m.Families, fromFamily(&d.Families[i]))
@@ -93,20 +97,30 @@ func fromDescription(d *Description) *pb.Description {
 func toDevice(m *pb.Device) (*Device, error) {
 	var c counts
 	d := &Device{
+		Index:       c.to("device index", m.GetIndex()),
 		Kind:        m.GetKind(),
 		Name:        m.GetName(),
 		TotalMemory: int64(c.to("device memory", m.GetTotalMemory())),
 		FreeMemory:  int64(c.to("free device memory", m.GetFreeMemory())),
+		Numerics: Numerics{
+			BatchInvariant: m.GetNumerics().GetBatchInvariant(),
+			ChunkInvariant: m.GetNumerics().GetChunkInvariant(),
+		},
 	}
 	return d, c.err
 }
 
 func fromDevice(d *Device) *pb.Device {
 	return &pb.Device{
+		Index:       int64(d.Index),
 		Kind:        d.Kind,
 		Name:        d.Name,
 		TotalMemory: d.TotalMemory,
 		FreeMemory:  d.FreeMemory,
+		Numerics: &pb.Numerics{
+			BatchInvariant: d.Numerics.BatchInvariant,
+			ChunkInvariant: d.Numerics.ChunkInvariant,
+		},
 	}
 }
 
@@ -209,13 +223,43 @@ func toProfile(m *pb.ModelProfile) (*ModelProfile, error) {
 func toLayer(m *pb.LayerProfile) (LayerProfile, error) {
 	var c counts
 	l := LayerProfile{
-		Kind:            m.GetKind(),
-		Weights:         int64(c.to("weight bytes", m.GetWeights())),
-		KVBytesPerToken: int64(c.to("cache bytes per token", m.GetKvBytesPerToken())),
-		KVWindow:        c.to("cache window", m.GetKvWindow()),
-		StateBytes:      int64(c.to("state bytes", m.GetStateBytes())),
+		Kind:    m.GetKind(),
+		Weights: int64(c.to("weight bytes", m.GetWeights())),
+	}
+	for i, s := range m.GetStates() {
+		state, err := toStateProfile(s)
+		if err != nil {
+			return l, fmt.Errorf("state %d: %w", i, err)
+		}
+		l.States = append(l.States, state)
 	}
 	return l, c.err
+}
+
+func toStateProfile(m *pb.StateProfile) (StateProfile, error) {
+	kind := StateKind(m.GetKind())
+	if kind < StateKV || kind > StateRecurrent {
+		return StateProfile{}, Errorf(CodeInvalid, "unknown kind of state %d: host and executor disagree on the contract", m.GetKind())
+	}
+	var c counts
+	s := StateProfile{
+		Kind:             kind,
+		BytesPerPosition: int64(c.to("state bytes per position", m.GetBytesPerPosition())),
+		Window:           c.to("state window", m.GetWindow()),
+		Fixed:            int64(c.to("fixed state bytes", m.GetFixed())),
+		Block:            c.to("state block", m.GetBlock()),
+	}
+	return s, c.err
+}
+
+func fromStateProfile(s StateProfile) *pb.StateProfile {
+	return &pb.StateProfile{
+		Kind:             pb.StateKind(s.Kind),
+		BytesPerPosition: s.BytesPerPosition,
+		Window:           int64(s.Window),
+		Fixed:            s.Fixed,
+		Block:            int64(s.Block),
+	}
 }
 
 func fromProfile(p *ModelProfile) *pb.ModelProfile {
@@ -234,13 +278,11 @@ func fromProfile(p *ModelProfile) *pb.ModelProfile {
 		Exact:         p.Exact,
 	}
 	for _, l := range p.Layers {
-		m.Layers = append(m.Layers, &pb.LayerProfile{
-			Kind:            l.Kind,
-			Weights:         l.Weights,
-			KvBytesPerToken: l.KVBytesPerToken,
-			KvWindow:        int64(l.KVWindow),
-			StateBytes:      l.StateBytes,
-		})
+		layer := &pb.LayerProfile{Kind: l.Kind, Weights: l.Weights}
+		for _, s := range l.States {
+			layer.States = append(layer.States, fromStateProfile(s))
+		}
+		m.Layers = append(m.Layers, layer)
 	}
 	for _, a := range p.Adjacency {
 		m.Adjacency = append(m.Adjacency, &pb.AdjacencyGroup{Source: int64(a.Source), Consumer: int64(a.Consumer), Reason: a.Reason})
@@ -267,6 +309,7 @@ func toLoadRequest(m *pb.LoadRequest) (LoadRequest, error) {
 		},
 		HasEmbedding: m.GetHasEmbedding(),
 		HasHead:      m.GetHasHead(),
+		Device:       c.to("device", m.GetDevice()),
 		Threads:      c.to("threads", m.GetThreads()),
 		KVBudget:     int64(c.to("kv budget", m.GetKvBudget())),
 		TPRank:       c.to("tensor-parallel rank", m.GetTpRank()),
@@ -298,6 +341,7 @@ func fromLoadRequest(r LoadRequest) *pb.LoadRequest {
 		HasEmbedding: r.HasEmbedding,
 		HasHead:      r.HasHead,
 		Dtype:        pb.Dtype(r.Dtype),
+		Device:       int64(r.Device),
 		Threads:      int64(r.Threads),
 		KvBudget:     r.KVBudget,
 		TpRank:       int64(r.TPRank),

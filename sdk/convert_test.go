@@ -36,6 +36,10 @@ func fill(v reflect.Value, n *int) {
 			v.SetInt(int64(DtypeFloat16))
 			return
 		}
+		if v.Type() == reflect.TypeFor[StateKind]() {
+			v.SetInt(int64(StateLatent))
+			return
+		}
 		v.SetInt(int64(*n))
 	case reflect.Uint8, reflect.Uint32, reflect.Uint64:
 		v.SetUint(uint64(*n))

@@ -10,11 +10,12 @@ import (
 
 // Echo is an executor of a middle stage that gives back the hidden rows that it gets, and keeps a record of its calls.
 type Echo struct {
-	Width  int                                      // of the boundary; float32
-	Head   int                                      // vocabulary, when it plays the head stage
-	OnStep func(ctx context.Context, s *Step) error // before every step; nil does nothing
-	OnLoad func(ctx context.Context, progress func(LoadProgress)) error
-	Err    error // answers everything but Describe, Load and Step
+	Width        int                                      // of the boundary; float32
+	Head         int                                      // vocabulary, when it plays the head stage
+	OnStep       func(ctx context.Context, s *Step) error // before every step; nil does nothing
+	OnLoad       func(ctx context.Context, progress func(LoadProgress)) error
+	Capabilities []string
+	Err          error // answers everything but Describe, Load and Step
 
 	mu    sync.Mutex
 	calls []string
@@ -42,7 +43,7 @@ func (e *Echo) record(format string, args ...any) error {
 }
 
 func (e *Echo) Describe(context.Context) (*Description, error) {
-	return &Description{Name: "echo", Version: "1", ContractVersion: ContractVersion, Device: Device{Kind: "cpu"}}, nil
+	return &Description{Name: "echo", Version: "1", ContractVersion: ContractVersion, Capabilities: e.Capabilities, Devices: []Device{{Kind: "cpu"}}}, nil
 }
 
 func (e *Echo) Inspect(_ context.Context, req InspectRequest) (*ModelProfile, error) {

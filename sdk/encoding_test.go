@@ -52,12 +52,15 @@ func TestEncodingRefused(t *testing.T) {
 		into encoded
 		want string
 	}{
-		"no message":                 {[]byte{0xff}, &Family{}, "decode a family"},
-		"a text that is no UTF-8":    {[]byte{0x0a, 1, 0xff}, &Family{}, "decode a family"},
-		"a negative memory":          {message(&pb.Device{TotalMemory: -1}), &Device{}, "device memory"},
-		"negative memory within":     {message(&pb.Description{Device: &pb.Device{FreeMemory: -1}}), &Description{}, "free device memory"},
-		"a negative version":         {message(&pb.Description{ContractVersion: -1}), &Description{}, "contract version"},
-		"a negative layer":           {message(&pb.ModelProfile{Layers: []*pb.LayerProfile{{Weights: -1}}}), &ModelProfile{}, "layer 0: weight bytes"},
+		"no message":              {[]byte{0xff}, &Family{}, "decode a family"},
+		"a text that is no UTF-8": {[]byte{0x0a, 1, 0xff}, &Family{}, "decode a family"},
+		"a negative memory":       {message(&pb.Device{TotalMemory: -1}), &Device{}, "device memory"},
+		"negative memory within":  {message(&pb.Description{Devices: []*pb.Device{{FreeMemory: -1}}}), &Description{}, "free device memory"},
+		"a negative version":      {message(&pb.Description{ContractVersion: -1}), &Description{}, "contract version"},
+		"a negative layer":        {message(&pb.ModelProfile{Layers: []*pb.LayerProfile{{Weights: -1}}}), &ModelProfile{}, "layer 0: weight bytes"},
+		"a state of no kind":      {message(&pb.ModelProfile{Layers: []*pb.LayerProfile{{States: []*pb.StateProfile{{}}}}}), &ModelProfile{}, "layer 0: state 0: unknown kind"},
+		"a negative block": {message(&pb.ModelProfile{Layers: []*pb.LayerProfile{{States: []*pb.StateProfile{{Kind: 1, Block: -1}}}}}),
+			&ModelProfile{}, "layer 0: state 0: state block"},
 		"a group without layers":     {message(&pb.ModelProfile{Adjacency: []*pb.AdjacencyGroup{{}}}), &ModelProfile{}, "adjacency"},
 		"an unknown dtype":           {message(&pb.LoadReport{Boundary: &pb.Boundary{Dtype: 99}}), &LoadReport{}, "dtype number 99"},
 		"more layers than there are": {bytes.Repeat([]byte{0x1a, 0}, MaxEncoding/2+1), &ModelProfile{}, "passes the limit"},
@@ -78,7 +81,9 @@ func TestEncodingRefused(t *testing.T) {
 func TestEncodingLimit(t *testing.T) {
 	large := &ModelProfile{Layers: make([]LayerProfile, 1000)}
 	for i := range large.Layers {
-		large.Layers[i] = LayerProfile{Kind: "sliding-attention", Weights: 1 << 40, KVBytesPerToken: 1 << 20, KVWindow: 1 << 12}
+		large.Layers[i] = LayerProfile{Kind: "sliding-attention", Weights: 1 << 40, States: []StateProfile{
+			{Kind: StateKV, BytesPerPosition: 1 << 20, Window: 1 << 12, Block: 1 << 8},
+		}}
 	}
 	if _, err := large.MarshalBinary(); err != nil {
 		t.Errorf("1000 layers: %v", err)

@@ -67,18 +67,27 @@ type Description struct {
 	Name            string // of the executor binary, e.g. "llama"
 	Version         string // of the program
 	ContractVersion int
-	Runtime         string // the tensor library and its version, e.g. "mlx 0.32.4"
-	Device          Device
+	Runtime         string   // the tensor library and its version, e.g. "mlx 0.32.4"
+	Devices         []Device // that it can load on, the one it would choose itself first
 	Families        []Family
-	Capabilities    []string // of those in capability.go; others are ignored
+	Capabilities    []string // of those in capability.go; a host ignores others
 }
 
 // Device is what an executor computes on.
 type Device struct {
+	Index       int    // which LoadRequest.Device names
 	Kind        string // "cpu", "metal" or "cuda"
 	Name        string
 	TotalMemory int64 // bytes a model may use at most, as the operating system or driver reports
 	FreeMemory  int64 // bytes free now
+	Numerics    Numerics
+}
+
+// Numerics is what answers do not depend on, bit for bit, on a device. That they do not depend on how the model is split
+// over stages is asked of all.
+type Numerics struct {
+	BatchInvariant bool // what else is in a step
+	ChunkInvariant bool // how a prompt is cut into steps
 }
 
 // Family is one wire family that an executor runs.
@@ -119,11 +128,9 @@ type ModelProfile struct {
 
 // LayerProfile is one layer's share of a ModelProfile.
 type LayerProfile struct {
-	Kind            string // e.g. "attention", "sliding-attention", "mamba"
-	Weights         int64  // bytes held once loaded
-	KVBytesPerToken int64  // cache growth per position of one sequence
-	KVWindow        int    // positions after which the cache stops growing; 0 means never
-	StateBytes      int64  // fixed state of one sequence
+	Kind    string // e.g. "attention", "sliding-attention", "mamba"
+	Weights int64  // bytes held once loaded
+	States  []StateProfile
 }
 
 // AdjacencyGroup binds two layers to one stage.
@@ -152,6 +159,7 @@ type LoadRequest struct {
 	HasEmbedding bool // this stage turns token ids into hidden rows
 	HasHead      bool // this stage turns hidden rows into logits and samples
 	Dtype        Dtype
+	Device       int    // Device.Index of one of Description.Devices
 	Threads      int    // compute threads; 0 lets the executor choose
 	KVBudget     int64  // bytes that all sequences' state may use together; 0 means no limit
 	TPRank       int    // tensor-parallel rank, 0 in a group of one
@@ -193,7 +201,7 @@ type Reservation struct {
 	// penalties count them.
 	Generated []int32
 	// Snapshots is how many snapshots of a recurrent state the sequence holds at most; a further one takes the oldest's
-	// place. They count in the sequence's promise.
+	// place, and where it is 0 none is kept. They count in the sequence's promise.
 	Snapshots int
 }
 

@@ -1,6 +1,7 @@
 package sdk
 
 import (
+	"math"
 	"testing"
 
 	"github.com/mlxcel/mlxcel/sdk/internal/pb"
@@ -99,8 +100,8 @@ func FuzzAnswers(f *testing.F) {
 	}
 	for _, m := range []proto.Message{
 		result,
-		fromDescription(&Description{Device: Device{TotalMemory: 1}, Families: make([]Family, 2)}),
-		fromProfile(&ModelProfile{Layers: make([]LayerProfile, 2), Adjacency: []AdjacencyGroup{{0, 1, "x"}}}),
+		fromDescription(&Description{Devices: []Device{{TotalMemory: 1}}, Families: make([]Family, 2)}),
+		fromProfile(&ModelProfile{Layers: []LayerProfile{{}, {States: []StateProfile{{Kind: StateKV, Block: 1}}}}, Adjacency: []AdjacencyGroup{{0, 1, "x"}}}),
 		fromReport(&LoadReport{Boundary: Boundary{4, DtypeFloat32}}),
 		fromImportPlan(&ImportPlan{Tensors: []ImportTarget{{RowShape: []int{2, 3}, RowPerm: []int{1, 0}}}}),
 	} {
@@ -118,11 +119,20 @@ func FuzzAnswers(f *testing.F) {
 			}
 		}
 		var d Description
-		if err := d.UnmarshalBinary(raw); err == nil && (d.Device.TotalMemory < 0 || d.Device.FreeMemory < 0) {
-			t.Errorf("description %+v came through", d)
+		if d.UnmarshalBinary(raw) == nil {
+			for _, device := range d.Devices {
+				if device.Index < 0 || device.TotalMemory < 0 || device.FreeMemory < 0 {
+					t.Errorf("description %+v came through", d)
+				}
+			}
 		}
 		var p ModelProfile
 		if p.UnmarshalBinary(raw) == nil {
+			for _, l := range p.Layers {
+				if low, high := l.StateBytes(0, 0), l.StateBytes(math.MaxInt, math.MaxInt); low < 0 || high < low {
+					t.Errorf("a layer %+v of %d to %d bytes came through", l, low, high)
+				}
+			}
 			for _, a := range p.Adjacency {
 				if a.Source < 0 || a.Consumer >= len(p.Layers) {
 					t.Errorf("profile %+v came through", p)

@@ -54,7 +54,8 @@ func (o StateImport) String() string {
 // StepClient is the host's end of the step stream of one stage. *StepStream is the real one.
 type StepClient interface {
 	// Send hands over one operation. Operations are applied in the order sent. Send never waits for the executor: what it
-	// does not take is queued, and a full queue ends the stream with ErrExecutorGone. It is safe for concurrent use.
+	// does not take is queued, and a full queue ends the stream with ErrExecutorGone. What needs a capability that the
+	// executor lacks is refused with CodeUnsupported and its name. It is safe for concurrent use.
 	Send(op Op) (*Pending, error)
 	// Cancel gives up the step with the ID, past the queue. The step still answers, with CodeCanceled
 	// unless it was finished already. A step that is not in flight is ignored.

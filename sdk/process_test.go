@@ -61,6 +61,9 @@ func newProcessEcho(logger hclog.Logger) sdk.Executor {
 		}()
 	case "wide":
 		return &wide{Echo: e}
+	case "head":
+		e.Head, e.Capabilities = 152_000, []string{sdk.CapabilityMasks}
+		return &picker{Echo: e}
 	}
 	return e
 }
@@ -71,6 +74,21 @@ type wide struct{ *sdk.Echo }
 func (w *wide) Load(ctx context.Context, req sdk.LoadRequest, progress func(sdk.LoadProgress)) (*sdk.LoadReport, error) {
 	w.Width = req.Region.InBytes / 4
 	return w.Echo.Load(ctx, req, progress)
+}
+
+// picker plays a head that looks at every byte of the masks and takes the same token always.
+type picker struct {
+	*sdk.Echo
+	allowed int
+}
+
+func (p *picker) Step(_ context.Context, s *sdk.Step) (*sdk.StepResult, error) {
+	r := &sdk.StepResult{ID: s.ID}
+	for i := range s.Seqs {
+		p.allowed += bytes.Count(s.Seqs[i].Allowed, []byte{0xa5})
+		r.Seqs = append(r.Seqs, sdk.SeqResult{Seq: s.Seqs[i].Seq, Token: 1})
+	}
+	return r, nil
 }
 
 // chatter writes to everything that it has.
@@ -177,7 +195,7 @@ func start(t testing.TB, configure func(*plugin.ClientConfig), env ...string) *p
 
 func (p *process) load(t testing.TB, layout sdk.RegionLayout) *sdk.StepStream {
 	t.Helper()
-	if _, err := p.client.Load(t.Context(), sdk.LoadRequest{Layers: sdk.LayerRange{Start: 1, End: 2}, Region: layout}, nil); err != nil {
+	if _, err := p.client.Load(t.Context(), sdk.LoadRequest{Layers: sdk.LayerRange{Start: 1, End: 2}, HasHead: layout.OutBytes == 0, Region: layout}, nil); err != nil {
 		t.Fatal(err)
 	}
 	s, err := p.client.OpenSteps(t.Context())
@@ -513,6 +531,40 @@ func BenchmarkStepRoundTrip(b *testing.B) {
 			slices.Sort(took)
 			b.ReportMetric(float64(took[len(took)/2].Microseconds()), "p50-µs")
 			b.ReportMetric(float64(took[len(took)*99/100].Microseconds()), "p99-µs")
+		})
+	}
+}
+
+// BenchmarkMasks measures what a mask of 19 KB, a vocabulary of 152,000, for each of eight sequences adds to a step.
+func BenchmarkMasks(b *testing.B) {
+	const vocabulary, sequences = 152_000, 8
+	for _, masked := range []bool{false, true} {
+		b.Run(fmt.Sprintf("masked=%v", masked), func(b *testing.B) {
+			p := start(b, nil, envMisuse+"=head")
+			s := p.load(b, sdk.RegionLayout{Slots: 1, InBytes: 4 * sequences, MaskBytes: sequences * vocabulary / 8})
+			mask := bytes.Repeat([]byte{0xa5}, vocabulary/8)
+			var took []time.Duration
+			for n := 0; b.Loop(); n++ {
+				step := &sdk.Step{ID: uint64(n), Hidden: sdk.Tensor{Dtype: sdk.DtypeFloat32, Rows: sequences, Width: 1, Data: p.region.In(0)}}
+				for i := range sequences {
+					q := sdk.SeqStep{Seq: sdk.SeqID(i), Pos: n, Rows: 1, Want: sdk.WantToken}
+					if masked {
+						q.Allowed = mask
+					}
+					step.Seqs = append(step.Seqs, q)
+				}
+				begin := time.Now()
+				answer, err := s.Send(step)
+				if err != nil {
+					b.Fatal(err)
+				}
+				if _, err := answer.Wait(b.Context()); err != nil {
+					b.Fatal(err)
+				}
+				took = append(took, time.Since(begin))
+			}
+			slices.Sort(took)
+			b.ReportMetric(float64(took[len(took)/2].Microseconds()), "p50-µs")
 		})
 	}
 }

@@ -8,6 +8,7 @@ import (
 	"io"
 	"net"
 	"reflect"
+	"strconv"
 	"strings"
 	"testing"
 
@@ -17,9 +18,16 @@ import (
 
 var echoLayout = RegionLayout{Slots: 2, InBytes: 64, OutBytes: 64, MaskBytes: 8}
 
-// serveEcho serves e in this process.
+var allCapabilities = []string{
+	CapabilityShare, CapabilityRewind, CapabilitySnapshots, CapabilityState, CapabilityMasks, CapabilityScores, CapabilityLogits,
+}
+
+// serveEcho serves e in this process, with all capabilities unless it has some.
 func serveEcho(t *testing.T, e *Echo) *Client {
 	t.Helper()
+	if e.Capabilities == nil {
+		e.Capabilities = allCapabilities
+	}
 	c, stop, err := InProcess(e)
 	if err != nil {
 		t.Fatal(err)
@@ -515,7 +523,7 @@ func TestBadAnswers(t *testing.T) {
 		"logits on the heap": {WantLogits, StepResult{Seqs: []SeqResult{{Seq: 1, Logits: Tensor{DtypeFloat32, 1, 8, make([]byte, 32)}}}}, "does not lie in its slot"},
 	} {
 		t.Run(name, func(t *testing.T) {
-			e := &headEcho{Echo: Echo{Width: 1, Head: 8}, answer: c.answer}
+			e := &headEcho{Echo: Echo{Width: 1, Head: 8, Capabilities: allCapabilities}, answer: c.answer}
 			client, stop, err := InProcess(e)
 			if err != nil {
 				t.Fatal(err)
@@ -603,5 +611,52 @@ func TestPing(t *testing.T) {
 	c := serveEcho(t, &Echo{Width: 1})
 	if err := c.Ping(t.Context()); err != nil {
 		t.Fatal(err)
+	}
+}
+
+// TestLackingCapabilities has an executor that lacks one capability, and another that has one more than the host knows.
+func TestLackingCapabilities(t *testing.T) {
+	step := func(change func(*SeqStep)) func(*Client) Op {
+		return func(c *Client) Op {
+			s := row(c, 1, 0, 0)
+			change(&s.Seqs[0])
+			return s
+		}
+	}
+	plain := func(op Op) func(*Client) Op { return func(*Client) Op { return op } }
+	for lacks, op := range map[string]func(*Client) Op{
+		CapabilityShare:         plain(Reservation{Seq: 2, From: 1, Keep: 1}),
+		CapabilitySnapshots:     plain(Reservation{Seq: 2, Snapshots: 1}),
+		CapabilityState:         plain(StateExport{Seq: 1, Layers: LayerRange{1, 2}}),
+		CapabilityMasks:         step(func(q *SeqStep) { q.Want, q.Allowed = WantToken, []byte{1} }),
+		CapabilityScores:        step(func(q *SeqStep) { q.Want, q.Targets = WantScores, []int32{1} }),
+		CapabilityLogits:        step(func(q *SeqStep) { q.Want = WantLogits }),
+		"snapshots (of a step)": step(func(q *SeqStep) { q.Snapshot = true }),
+	} {
+		t.Run(lacks, func(t *testing.T) {
+			name, _, _ := strings.Cut(lacks, " ")
+			e := &Echo{Width: 1, Capabilities: []string{"from-the-future"}}
+			for _, c := range allCapabilities {
+				if c != name {
+					e.Capabilities = append(e.Capabilities, c)
+				}
+			}
+			c := serveEcho(t, e)
+			loadEcho(t, c, nil)
+			s := openSteps(t, c)
+			if _, err := s.Send(op(c)); CodeOf(err) != CodeUnsupported || !strings.Contains(err.Error(), strconv.Quote(name)) {
+				t.Errorf("error %v, want one of code unsupported about %q", err, name)
+			}
+			if calls := e.Calls(); len(calls) != 0 {
+				t.Errorf("the executor was called: %q", calls)
+			}
+			p, err := s.Send(row(c, 1, 0, 0)) // the rest goes on
+			if err != nil {
+				t.Fatal(err)
+			}
+			if _, err := p.Wait(t.Context()); err != nil {
+				t.Error(err)
+			}
+		})
 	}
 }

@@ -18,6 +18,7 @@ type StepStream struct {
 	client *Client
 	conn   *net.UnixConn
 	out    *outbox
+	self   *Description  // of the executor
 	stop   func() bool   // of the watch over the stream's context
 	done   chan struct{} // closed when the reader has ended
 
@@ -44,12 +45,18 @@ func (c *Client) OpenSteps(ctx context.Context) (*StepStream, error) {
 	if !c.streaming.CompareAndSwap(false, true) {
 		return nil, errors.New("open the step stream: it is open already, close it first")
 	}
+	self, err := c.Describe(ctx)
+	if err != nil {
+		c.streaming.Store(false)
+		return nil, fmt.Errorf("open the step stream: %w", err)
+	}
 	conn, err := c.stepSocket(ctx)
 	if err != nil {
 		c.streaming.Store(false)
 		return nil, err
 	}
 	s := &StepStream{
+		self:    self,
 		client:  c,
 		conn:    conn,
 		done:    make(chan struct{}),
@@ -92,6 +99,9 @@ func (c *Client) stepSocket(ctx context.Context) (*net.UnixConn, error) {
 // Send implements StepClient. A step's slot must be free, and its hidden rows must lie in the slot's input area; the masks
 // of its sequences are copied into the slot.
 func (s *StepStream) Send(op Op) (*Pending, error) {
+	if missing := lacking(op, s.self.Has); missing != "" {
+		return nil, Errorf(CodeUnsupported, "executor %s lacks the capability %q, which this operation needs: update it, or do without", s.self.Name, missing)
+	}
 	s.send.Lock()
 	defer s.send.Unlock()
 	step, _ := op.(*Step)

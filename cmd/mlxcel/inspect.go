@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"io"
 	"path/filepath"
+	"slices"
 
 	"github.com/mlxcel/mlxcel/host/engine"
 	"github.com/mlxcel/mlxcel/sdk"
@@ -60,7 +61,7 @@ func printInspection(w io.Writer, found *engine.Inspection) {
 		}
 		line("layers", "%d, %s in all, %s", len(p.Layers), size(total), source)
 		for _, run := range layerRuns(p.Layers) {
-			line("", "%s %s: %s each, %d KV bytes per token", run.name(), run.layer.Kind, size(run.layer.Weights), run.layer.KVBytesPerToken)
+			line("", "%s %s: %s each, %d KV bytes per token", run.name(), run.layer.Kind, size(run.layer.Weights), run.layer.PositionBytes())
 		}
 		line("embedding", "%s", size(p.Embedding))
 		if p.Tied {
@@ -88,7 +89,7 @@ func totals(p *sdk.ModelProfile) (weights, kv int64) {
 	weights = p.Embedding + p.Head - p.TiedBytes
 	for _, l := range p.Layers {
 		weights += l.Weights
-		kv += l.KVBytesPerToken
+		kv += l.PositionBytes()
 	}
 	return weights, kv
 }
@@ -106,10 +107,26 @@ func (r layerRun) name() string {
 	return fmt.Sprintf("layers %d-%d", r.first, r.last)
 }
 
+func equal(a, b sdk.LayerProfile) bool {
+	return a.Kind == b.Kind && a.Weights == b.Weights && slices.Equal(a.States, b.States)
+}
+
+// window returns the positions after which the layer's caches stop growing; 0 where one of them does not.
+func window(l sdk.LayerProfile) int {
+	most := 0
+	for _, s := range l.States {
+		if s.BytesPerPosition > 0 && s.Window == 0 {
+			return 0
+		}
+		most = max(most, s.Window)
+	}
+	return most
+}
+
 func layerRuns(layers []sdk.LayerProfile) []layerRun {
 	var runs []layerRun
 	for i, l := range layers {
-		if n := len(runs); n > 0 && runs[n-1].layer == l {
+		if n := len(runs); n > 0 && equal(runs[n-1].layer, l) {
 			runs[n-1].last = i
 			continue
 		}
@@ -127,8 +144,8 @@ func inspectionJSON(found *engine.Inspection) map[string]any {
 		layers := []map[string]any{}
 		for _, l := range p.Layers {
 			layers = append(layers, map[string]any{
-				"kind": l.Kind, "weight_bytes": l.Weights, "kv_bytes_per_token": l.KVBytesPerToken,
-				"kv_window": l.KVWindow, "state_bytes": l.StateBytes,
+				"kind": l.Kind, "weight_bytes": l.Weights, "kv_bytes_per_token": l.PositionBytes(),
+				"kv_window": window(l), "state_bytes": l.StateBytes(0, 0),
 			})
 		}
 		total, perToken := totals(p)

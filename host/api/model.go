@@ -2,12 +2,12 @@ package api
 
 import (
 	"context"
-	"slices"
 	"time"
 
 	"github.com/mlxcel/mlxcel/host/batch"
 	"github.com/mlxcel/mlxcel/host/chat"
 	"github.com/mlxcel/mlxcel/host/tokenize"
+	"github.com/mlxcel/mlxcel/sdk"
 )
 
 // Model is what requests are answered with, once it is loaded.
@@ -31,6 +31,8 @@ type Stage struct {
 	Plugin string `json:"plugin"`
 	Bytes  int64  `json:"bytes"`  // held
 	Device string `json:"device"` // "cpu", "metal" or "cuda"; empty when it is not known
+
+	Numerics sdk.Numerics `json:"-"` // what is promised on the device
 }
 
 // numerics tells what answers do not depend on, bit for bit, for /props.
@@ -40,14 +42,15 @@ type numerics struct {
 	ChunkInvariant bool `json:"chunk_invariant"` // how the prompt is cut into steps
 }
 
-// numerics promises what holds on every stage's device: elsewhere than on the CPU, MLX picks its kernels by the shape of the
-// batch.
+// numerics promises what holds on every stage's device.
 func (m *Model) numerics() numerics {
-	cpu := len(m.Stages) > 0 && !slices.ContainsFunc(m.Stages, func(s Stage) bool { return s.Device != deviceCPU })
-	return numerics{SplitInvariant: true, BatchInvariant: cpu, ChunkInvariant: cpu}
+	n := numerics{SplitInvariant: true, BatchInvariant: len(m.Stages) > 0, ChunkInvariant: len(m.Stages) > 0}
+	for _, s := range m.Stages {
+		n.BatchInvariant = n.BatchInvariant && s.Numerics.BatchInvariant
+		n.ChunkInvariant = n.ChunkInvariant && s.Numerics.ChunkInvariant
+	}
+	return n
 }
-
-const deviceCPU = "cpu"
 
 // Scheduler runs requests; Batch makes one of a *batch.Scheduler.
 type Scheduler interface {

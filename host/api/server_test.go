@@ -12,6 +12,7 @@ import (
 	"testing"
 
 	"github.com/mlxcel/mlxcel/host/batch"
+	"github.com/mlxcel/mlxcel/sdk"
 )
 
 func TestPaths(t *testing.T) {
@@ -66,28 +67,30 @@ func TestPaths(t *testing.T) {
 // What is not promised on a device must not be claimed.
 func TestPropsTellWhatIsPromised(t *testing.T) {
 	for _, tc := range []struct {
-		devices   []string // by stage
-		invariant bool
+		promised     []sdk.Numerics // by stage
+		batch, chunk bool
 	}{
-		{[]string{"cpu"}, true},
-		{[]string{"cpu", "cpu"}, true},
-		{[]string{"metal"}, false},
-		{[]string{"cpu", "cuda"}, false},
-		{[]string{"cpu", ""}, false},
-		{nil, false},
+		{[]sdk.Numerics{{BatchInvariant: true, ChunkInvariant: true}}, true, true},
+		{[]sdk.Numerics{{BatchInvariant: true, ChunkInvariant: true}, {BatchInvariant: true, ChunkInvariant: true}}, true, true},
+		{[]sdk.Numerics{{}}, false, false},
+		{[]sdk.Numerics{{BatchInvariant: true}}, true, false},
+		{[]sdk.Numerics{{BatchInvariant: true, ChunkInvariant: true}, {ChunkInvariant: true}}, false, true},
+		{nil, false, false},
 	} {
 		r := newRig(t)
 		r.model.Stages = nil
-		for i, device := range tc.devices {
-			r.model.Stages = append(r.model.Stages, Stage{Stage: i, Device: device})
+		var shown []Stage
+		for i, promised := range tc.promised {
+			shown = append(shown, Stage{Stage: i, Device: "cuda"})
+			r.model.Stages = append(r.model.Stages, Stage{Stage: i, Device: "cuda", Numerics: promised})
 		}
 		var got struct {
 			Stages   []Stage
 			Numerics numerics
 		}
 		w := r.do(http.MethodGet, "/props", "")
-		if err := json.Unmarshal(w.Body.Bytes(), &got); err != nil || !slices.Equal(got.Stages, r.model.Stages) || got.Numerics != (numerics{true, tc.invariant, tc.invariant}) {
-			t.Errorf("%q: %s", tc.devices, w.Body)
+		if err := json.Unmarshal(w.Body.Bytes(), &got); err != nil || !slices.Equal(got.Stages, shown) || got.Numerics != (numerics{true, tc.batch, tc.chunk}) {
+			t.Errorf("%+v: %s", tc.promised, w.Body)
 		}
 	}
 }

@@ -82,6 +82,14 @@ func (c *core) shapeOf(l load) shape {
 		}
 		s.rows = max(1, c.prefillRows(s.decodes)/min(groups, c.cfg.stages))
 	}
+	// A whole piece that has no room beside the streams takes turns with them.
+	if c.whole && s.rows > 0 && s.decodes > 0 && c.wholePiece(l.prefill[0]) > c.room(s.decodes) {
+		if l.decode[0].turn < l.prefill[0].turn {
+			s.rows = 0
+		} else {
+			s.decodes = 0
+		}
+	}
 	return s
 }
 
@@ -117,7 +125,7 @@ func (c *core) makeRoom(l load, pieces int) int {
 
 // spread cuts the waiting prompts into pieces that follow each other through the stages, one prompt's as well as several's.
 func (c *core) spread(l load) int {
-	if c.cfg.stages == 1 {
+	if c.cfg.stages == 1 || c.whole {
 		return c.chunk
 	}
 	waiting := 0 // rows, with those that have gone: pieces stay as large to the end
@@ -179,7 +187,11 @@ func (c *core) compose(now time.Time) bool {
 		if s.rows == 0 || len(f.pieces) == s.pieces {
 			break
 		}
-		n := c.board(f, j, min(c.promptShare(j, s.rows), c.room(f.decodes+f.prefill)))
+		share, room := c.promptShare(j, s.rows), c.room(f.decodes+f.prefill)
+		if c.whole && share > room {
+			break
+		}
+		n := c.board(f, j, min(share, room))
 		s.rows = max(0, s.rows-n)
 		if j.lap += n; j.lap >= turn {
 			c.toTheBack(j)
@@ -195,11 +207,18 @@ func (c *core) compose(now time.Time) bool {
 // promptShare is the rows that a prompt takes of those that may go. A step of its own for a small rest costs more than a
 // step that is a little longer.
 func (c *core) promptShare(j *job, rows int) int {
+	if c.whole {
+		return c.wholePiece(j)
+	}
 	if rest := len(j.history) - j.fed; rest <= rows+rows/4 {
 		return rest
 	}
 	return rows
 }
+
+// wholePiece is the rows up to the next multiple of the chunk, or the prompt's end: where results depend on how a prompt is
+// cut, neither what was measured nor what else runs may decide that.
+func (c *core) wholePiece(j *job) int { return min(len(j.history)-j.fed, c.chunk-j.fed%c.chunk) }
 
 // board gives a job its share of a step, of so many rows at most, and returns how many it took.
 func (c *core) board(f *flight, j *job, rows int) int {

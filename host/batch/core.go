@@ -18,7 +18,8 @@ type core struct {
 	cfg    coreConfig
 	ledger *kvledger.Ledger
 	newSeq func() sdk.SeqID
-	chunk  int // rows of one sequence in a step at most
+	chunk  int  // rows of one sequence in a step at most
+	whole  bool // prompts are cut at multiples of chunk only
 
 	queue      []*job // by priority, then by arrival
 	active     []*job // that have a sequence, in the order in which they got it
@@ -547,8 +548,8 @@ func (c *core) lost(now time.Time, err error) {
 }
 
 // resume goes on with a runtime that holds no sequences.
-func (c *core) resume(now time.Time, chunk int, newSeq func() sdk.SeqID) {
-	c.halted, c.progress, c.chunk, c.newSeq = false, now, chunk, newSeq
+func (c *core) resume(now time.Time, chunk int, anyPieces bool, newSeq func() sdk.SeqID) {
+	c.halted, c.progress, c.chunk, c.whole, c.newSeq = false, now, chunk, !anyPieces, newSeq
 }
 
 // refit goes on with the books of stages that are cut differently. Nothing is active; what waits and can never fit ends.

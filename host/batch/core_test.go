@@ -17,7 +17,7 @@ import (
 // TestCore runs the files of testdata/core, which read as the specification of what is scheduled when.
 //
 //	new [stages=1] [active=4] [batch=4] [queue=4] [micro=0] [chunk=8] [decode-chunk=0] [budget=0] [policy=<name>]
-//	    [groups] [patience=<duration>]
+//	    [groups] [patience=<duration>] [whole]
 //	at <duration>                                    the clock
 //	submit <name> prompt=<n> max=<n> [priority=<n>] [deadline=<duration>] [scores]
 //	reserved <name> [error=memory|broken]            its sequence is there
@@ -53,6 +53,7 @@ type coreRun struct {
 func newCoreRun(t *testing.T, d *datadriven.TestData) *coreRun {
 	cfg := coreConfig{stages: 1, maxActive: 4, maxBatch: 4, maxQueue: 4, maxStall: 2}
 	chunk, budget, policy, patience := 8, 0, "", ""
+	anyPieces := !d.HasArg("whole")
 	d.MaybeScanArgs(t, "stages", &cfg.stages)
 	d.MaybeScanArgs(t, "active", &cfg.maxActive)
 	d.MaybeScanArgs(t, "batch", &cfg.maxBatch)
@@ -68,12 +69,12 @@ func newCoreRun(t *testing.T, d *datadriven.TestData) *coreRun {
 	if d.HasArg("groups") {
 		cfg.speeds = linearSpeeds(cfg.stages, 1, 1, 0)
 	}
-	ledger, err := kvledger.New(kvledger.Config{Stages: stagesOf(cfg.stages, int64(budget)), Block: 4, Preemption: policy != "", Threshold: 1})
+	ledger, err := kvledger.New(kvledger.Config{Stages: stagesOf(cfg.stages, int64(budget), 4), Preemption: policy != "", Threshold: 1})
 	if err != nil {
 		t.Fatal(err)
 	}
 	r := &coreRun{c: newCore(cfg, ledger), now: time.Unix(0, 0), jobs: map[string]*job{}, names: map[*job]string{}, bySeq: map[sdk.SeqID]string{}}
-	r.c.resume(r.now, chunk, r.newSeq)
+	r.c.resume(r.now, chunk, anyPieces, r.newSeq)
 	return r
 }
 
@@ -116,7 +117,7 @@ func (r *coreRun) event(t *testing.T, d *datadriven.TestData) string {
 	case "lost":
 		r.c.lost(r.now, stageError(1))
 	case "resume":
-		r.c.resume(r.now, r.c.chunk, r.newSeq)
+		r.c.resume(r.now, r.c.chunk, !r.c.whole, r.newSeq)
 	default:
 		t.Fatalf("unknown command %q", d.Cmd)
 	}

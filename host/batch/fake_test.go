@@ -60,6 +60,7 @@ func newFake(stages int) *fakeRuntime {
 
 func (f *fakeRuntime) NewSeq() sdk.SeqID     { return sdk.SeqID(f.lastSeq.Add(1)) }
 func (f *fakeRuntime) PrefillChunk() int     { return f.chunk }
+func (f *fakeRuntime) AnyPieces() bool       { return true }
 func (f *fakeRuntime) Done() <-chan struct{} { return f.done }
 
 func (f *fakeRuntime) Err() error {

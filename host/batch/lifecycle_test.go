@@ -334,7 +334,7 @@ func TestRefusedAtOnce(t *testing.T) {
 func TestDeadlineNamesTheMemory(t *testing.T) {
 	config := func() Config {
 		cfg := configFor(newFake(2))
-		cfg.Ledger.Stages = stagesOf(2, 2000)
+		cfg.Ledger.Stages = stagesOf(2, 2000, 8)
 		cfg.Ledger.Stages[1].Budget = 1500
 		return cfg
 	}

@@ -168,7 +168,7 @@ func TestPipelineEqualsSolo(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	budget := 3 * kvledger.Stages(m.profile, m.plan, nil, 0)[0].Bytes(160) // for three of the longest
+	budget := 3 * kvledger.Stages(m.profile, m.plan, nil, 0)[0].Bytes(160, 0) // for three of the longest
 	for _, c := range []struct {
 		name   string
 		change func(*Config)
@@ -178,7 +178,7 @@ func TestPipelineEqualsSolo(t *testing.T) {
 		{"micro-batch 1", func(c *Config) { c.MicroBatch = 1 }},
 		{"preemption", func(c *Config) {
 			c.Preemption = PreemptLRU
-			c.Ledger.Stages, c.Ledger.Block = kvledger.Stages(m.profile, m.plan, []int64{budget, budget}, 0), 4
+			c.Ledger.Stages = kvledger.Stages(m.profile, m.plan, []int64{budget, budget}, 0)
 			c.DecodeChunk = 7
 		}},
 	} {

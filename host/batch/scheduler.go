@@ -18,6 +18,7 @@ import (
 type Runtime interface {
 	NewSeq() sdk.SeqID
 	PrefillChunk() int // rows of one sequence in a step at most
+	AnyPieces() bool   // results do not depend on how prompts are cut; else prompts go in pieces of PrefillChunk alone
 	Reserve(ctx context.Context, r sdk.Reservation) error
 	// Release frees a sequence. ctx bounds only the wait: with one that has ended, it gives the order and returns.
 	Release(ctx context.Context, seq sdk.SeqID) error
@@ -90,7 +91,7 @@ func (s *Scheduler) freshCore() (*core, error) {
 
 // begin starts a life of a runtime.
 func (s *Scheduler) begin(now time.Time, rt Runtime) {
-	s.core.resume(now, rt.PrefillChunk(), rt.NewSeq)
+	s.core.resume(now, rt.PrefillChunk(), rt.AnyPieces(), rt.NewSeq)
 	l := &life{rt: rt}
 	l.ctx, l.cancel = context.WithCancel(s.ctx)
 	s.life = l

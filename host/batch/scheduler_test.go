@@ -16,16 +16,16 @@ import (
 )
 
 // stagesOf makes stages on which a position takes one byte.
-func stagesOf(n int, budget int64) []kvledger.Stage {
+func stagesOf(n int, budget int64, block int) []kvledger.Stage {
 	stages := make([]kvledger.Stage, n)
 	for i := range stages {
-		stages[i] = kvledger.Stage{Layers: []kvledger.Layer{{BytesPerPosition: 1}}, Budget: budget}
+		stages[i] = kvledger.Stage{Layers: []sdk.LayerProfile{{States: []sdk.StateProfile{{BytesPerPosition: 1, Block: block}}}}, Budget: budget}
 	}
 	return stages
 }
 
 func configFor(rt *fakeRuntime) Config {
-	return Config{Runtime: rt, VocabSize: fakeVocab, Ledger: kvledger.Config{Stages: stagesOf(len(rt.stages), 0), Block: 8}}
+	return Config{Runtime: rt, VocabSize: fakeVocab, Ledger: kvledger.Config{Stages: stagesOf(len(rt.stages), 0, 8)}}
 }
 
 // bubble runs a test on a scheduler in fake time, and finds what was left behind. Its channels must be made within.
@@ -115,10 +115,10 @@ func TestConcurrentEqualsSolo(t *testing.T) {
 		{"batch 1", 2, func(c *Config) { c.MaxBatch = 1 }},
 		{"batch 5 of 12", 2, func(c *Config) { c.MaxBatch, c.MaxActive = 5, 12 }},
 		{"chunk 3", 2, func(c *Config) { c.DecodeChunk = 3 }},
-		{"little memory", 2, func(c *Config) { c.Ledger.Stages = stagesOf(2, 600) }},
-		{"preempt lru", 2, func(c *Config) { c.Ledger.Stages, c.Preemption = stagesOf(2, 400), PreemptLRU }},
-		{"preempt longest", 3, func(c *Config) { c.Ledger.Stages, c.Preemption = stagesOf(3, 400), PreemptLongest }},
-		{"preempt lowest priority", 2, func(c *Config) { c.Ledger.Stages, c.Preemption = stagesOf(2, 400), PreemptLowestPriority }},
+		{"little memory", 2, func(c *Config) { c.Ledger.Stages = stagesOf(2, 600, 8) }},
+		{"preempt lru", 2, func(c *Config) { c.Ledger.Stages, c.Preemption = stagesOf(2, 400, 8), PreemptLRU }},
+		{"preempt longest", 3, func(c *Config) { c.Ledger.Stages, c.Preemption = stagesOf(3, 400, 8), PreemptLongest }},
+		{"preempt lowest priority", 2, func(c *Config) { c.Ledger.Stages, c.Preemption = stagesOf(2, 400, 8), PreemptLowestPriority }},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			config := func() Config {
@@ -206,7 +206,7 @@ func chaoticConfig(rng *rand.Rand, seed uint64) Config {
 	cfg.MaxActive, cfg.MaxQueue = 1+rng.IntN(16), 64
 	cfg.MicroBatch = []int{0, 0, 1, 2}[rng.IntN(4)]
 	rt.cuts = cfg.MicroBatch > 0
-	cfg.Ledger.Stages = stagesOf(stages, int64(300+rng.IntN(600)))
+	cfg.Ledger.Stages = stagesOf(stages, int64(300+rng.IntN(600)), 8)
 	cfg.Preemption = []PreemptionPolicy{PreemptNone, PreemptLRU, PreemptLongest, PreemptLowestPriority}[rng.IntN(4)]
 	if rng.IntN(2) == 0 {
 		cfg.Speeds = linearSpeeds(stages, 4, 1, 0.1)

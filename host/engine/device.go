@@ -1,13 +1,15 @@
 package engine
 
-// Device is the kind of device that the stages compute on: "cpu", "metal" or "cuda".
-func (e *Engine) Device() string {
+import "github.com/mlxcel/mlxcel/sdk"
+
+// Device is what the stages compute on, the first stage's where they are on several machines: all are of one kind.
+func (e *Engine) Device() sdk.Device {
 	if e.remote != nil {
 		return e.remote.Device()
 	}
 	choice, err := e.catalog.ForModelType(e.Model.ModelType)
 	if err != nil {
-		return "" // Open has told
+		return sdk.Device{} // Open has told
 	}
-	return choice.Entry.Device.Kind
+	return choice.Entry.Device
 }

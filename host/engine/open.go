@@ -119,7 +119,7 @@ func (e *Engine) load(ctx context.Context) (err error) {
 	e.Pipeline, err = pipeline.Start(ctx, pipeline.Config{
 		Plan: plan, Profile: e.Profile, Launcher: pipeline.Local{Catalog: e.catalog, Plugin: plugin},
 		ModelDir: e.dir, Dtype: e.cfg.Dtype, Threads: e.cfg.Threads,
-		PrefillChunk: e.cfg.PrefillChunk, AnyPieces: choice.Entry.Device.Kind == "cpu", MicroBatch: e.cfg.Pipeline.MicroBatch(), KVBudgets: budgets, Epoch: e.cfg.Epoch,
+		PrefillChunk: e.cfg.PrefillChunk, Device: choice.Entry.Device, MicroBatch: e.cfg.Pipeline.MicroBatch(), KVBudgets: budgets, Epoch: e.cfg.Epoch,
 	})
 	if err != nil {
 		return err

@@ -35,7 +35,7 @@ const deviceMemory = 64 << 30
 func (p pricer) Describe(ctx context.Context) (*sdk.Description, error) {
 	d, err := p.Executor.Describe(ctx)
 	if err == nil {
-		d.Device.TotalMemory, d.Device.FreeMemory = deviceMemory, 1<<30
+		d.Devices[0].TotalMemory, d.Devices[0].FreeMemory = deviceMemory, 1<<30
 		d.Families = []sdk.Family{
 			{Name: "whole", ModelTypes: []string{"whole"}, PlanOnly: true},
 			{Name: "split", ModelTypes: []string{"split"}, PlanOnly: true, Pipeline: true},
@@ -62,7 +62,9 @@ func (p pricer) Inspect(_ context.Context, req sdk.InspectRequest) (*sdk.ModelPr
 		Boundary: sdk.Boundary{Width: 8, Dtype: sdk.DtypeBFloat16},
 	}
 	for range config.Layers {
-		profile.Layers = append(profile.Layers, sdk.LayerProfile{Kind: "attention", Weights: 1 << 30, KVBytesPerToken: 4096})
+		profile.Layers = append(profile.Layers, sdk.LayerProfile{
+			Kind: "attention", Weights: 1 << 30, States: []sdk.StateProfile{{Kind: sdk.StateKV, BytesPerPosition: 4096}},
+		})
 	}
 	return profile, nil
 }
@@ -189,7 +191,7 @@ func TestPlanModelRefuses(t *testing.T) {
 
 // What a run is refused, and what it is only warned of.
 func TestPlanLocal(t *testing.T) {
-	layer := sdk.LayerProfile{Weights: 1 << 30, KVBytesPerToken: 1 << 20}
+	layer := sdk.LayerProfile{Weights: 1 << 30, States: []sdk.StateProfile{{Kind: sdk.StateKV, BytesPerPosition: 1 << 20}}}
 	profile := &sdk.ModelProfile{Family: "test", ContextLength: 8192, Quantization: "none", Layers: []sdk.LayerProfile{layer, layer, layer, layer}}
 	two := partition.PipelineConfig{Size: new(2)}
 	plan := func(total, free int64) (*partition.Plan, error) {

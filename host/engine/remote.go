@@ -12,7 +12,7 @@ import (
 type Stages interface {
 	Pipeline() *pipeline.Pipeline
 	Profile() *sdk.ModelProfile
-	Device() string // kind, the same on all of them
+	Device() sdk.Device // of one kind on all of them, with what holds on each
 	// Drain tells the machines that no new work comes.
 	Drain(ctx context.Context) error
 	// Close ends the pipeline and lets the machines go. The end of ctx makes it ungentle, not incomplete.

@@ -23,7 +23,8 @@ type Entry struct {
 	ContractVersion int
 	Runtime         string // its tensor library
 	Checksum        ChecksumState
-	Device          sdk.Device
+	Device          sdk.Device // that stages load on: the first that it names
+	Capabilities    []string
 	Families        []sdk.Family // those that it serves
 	Shadowed        []Shadow     // those that it could serve, were they not served by an executor found earlier
 	Problem         error        // why it is not used; nil when it is
@@ -158,7 +159,10 @@ func (c *Catalog) examine(ctx context.Context, path string) (Entry, *Process) {
 		e.Problem = errors.Join(err, p.Stop(ctx))
 		return e, nil
 	}
-	e.Name, e.Version, e.Runtime, e.Device, e.Families = d.Name, d.Version, d.Runtime, d.Device, d.Families
+	e.Name, e.Version, e.Runtime, e.Families, e.Capabilities = d.Name, d.Version, d.Runtime, d.Families, d.Capabilities
+	if len(d.Devices) > 0 {
+		e.Device = d.Devices[0]
+	}
 	e.ContractVersion = d.ContractVersion
 	return e, p
 }

@@ -6,6 +6,8 @@ import (
 	"strings"
 	"syscall"
 	"time"
+
+	"github.com/mlxcel/mlxcel/sdk"
 )
 
 // NotExecutableError is a program in a plugin folder that lacks the execute permission.
@@ -120,10 +122,11 @@ type DeathError struct {
 	Plugin    string // the binary
 	Phase     Phase
 	PID       int
-	ExitCode  int       // -1 when a signal ended it
-	Signal    os.Signal // nil when it exited by itself
-	LastLines []string  // of its log, oldest first
-	Err       error     // the call that failed with it, if one did
+	ExitCode  int        // -1 when a signal ended it
+	Signal    os.Signal  // nil when it exited by itself
+	LastLines []string   // of its log, oldest first
+	Stats     *sdk.Stats // the last that it told of itself; nil where it never did
+	Err       error      // the call that failed with it, if one did
 }
 
 func (e *DeathError) Error() string {
@@ -140,9 +143,15 @@ func (e *DeathError) Error() string {
 	default:
 		fmt.Fprintf(&b, "exit code %d", e.ExitCode)
 	}
+	if s := e.Stats; s != nil {
+		fmt.Fprintf(&b, "; it last held %s resident: %s of weights, %s of state, %s of scratch, %s at its peak",
+			mebibytes(s.ResidentBytes), mebibytes(s.WeightBytes), mebibytes(s.StateBytes), mebibytes(s.ScratchBytes), mebibytes(s.PeakBytes))
+	}
 	writeLastLines(&b, e.LastLines)
 	return b.String()
 }
+
+func mebibytes(n int64) string { return fmt.Sprintf("%.1f MiB", float64(n)/(1<<20)) }
 
 func (e *DeathError) Unwrap() error { return e.Err }
 

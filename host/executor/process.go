@@ -33,6 +33,8 @@ type Process struct {
 	stage string
 	phase Phase
 
+	stats atomic.Pointer[sdk.Stats] // the last that it told of itself
+
 	stopping atomic.Bool
 	done     chan struct{}
 	err      error // set before done closes
@@ -122,7 +124,9 @@ func (p *Process) Health(ctx context.Context) (Health, error) {
 	err := p.client.Ping(ctx)
 	h.RoundTrip = time.Since(begin)
 	if err == nil && p.currentPhase() != PhaseLoad {
-		h.Stats, err = p.client.Stats(ctx)
+		if h.Stats, err = p.client.Stats(ctx); err == nil {
+			p.stats.Store(h.Stats)
+		}
 	}
 	if err != nil {
 		return h, p.unresponsive(err, time.Since(begin))
@@ -224,7 +228,7 @@ func (p *Process) death() *DeathError {
 	defer p.mu.Unlock()
 	e := &DeathError{
 		Stage: p.stage, Plugin: p.plugin, Phase: p.phase, PID: p.child.pid(),
-		ExitCode: p.child.state.ExitCode(), LastLines: p.child.ring.last(),
+		ExitCode: p.child.state.ExitCode(), LastLines: p.child.ring.last(), Stats: p.stats.Load(),
 	}
 	if status, ok := p.child.state.Sys().(syscall.WaitStatus); ok && status.Signaled() {
 		e.Signal = status.Signal()

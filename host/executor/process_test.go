@@ -249,6 +249,9 @@ func TestHealthOfAStoppedProcess(t *testing.T) {
 
 func TestKillEndsAPausedProcess(t *testing.T) {
 	p := startOne(t, testConfig(t, pluginDir(t, "good")), "good")
+	if _, err := p.Health(t.Context()); err != nil { // it tells of its memory
+		t.Fatal(err)
+	}
 	pause(t, p)
 	if err := p.Kill(); err != nil {
 		t.Fatal(err)
@@ -256,6 +259,8 @@ func TestKillEndsAPausedProcess(t *testing.T) {
 	<-p.Done()
 	if death, ok := errors.AsType[*DeathError](p.Err()); !ok || death.Signal != syscall.SIGKILL {
 		t.Errorf("it ended with %v, want SIGKILL", p.Err())
+	} else if death.Stats == nil || !strings.Contains(death.Error(), "it last held 3.0 MiB resident: 0.0 MiB of weights, 2.0 MiB of state") {
+		t.Errorf("%v with %+v, want the last of what it told", death, death.Stats)
 	}
 	stop(t, p)
 }

@@ -46,8 +46,11 @@ func serveSabotaged(mode string) {
 			panic(err)
 		}
 		hang()
-	case "other-contract":
-		serveOtherContract()
+	case "next-contract":
+		serveContract(sdk.ContractVersion + 1)
+		return
+	case "contract-1":
+		serveContract(1)
 		return
 	case "noisy":
 		makeNoise("before the handshake")
@@ -63,10 +66,10 @@ func serveSabotaged(mode string) {
 // hang blocks for good; a bare select would be found out as a deadlock.
 func hang() { time.Sleep(time.Hour) }
 
-// serveOtherContract is a correct executor of a contract to come.
-func serveOtherContract() {
+// serveContract is a correct executor of another contract, as far as a host gets that does not speak it.
+func serveContract(version int) {
 	handshake := sdk.Handshake()
-	handshake.ProtocolVersion = sdk.ContractVersion + 1
+	handshake.ProtocolVersion = uint(version)
 	plugin.Serve(&plugin.ServeConfig{HandshakeConfig: handshake, Plugins: plugin.PluginSet{}, GRPCServer: plugin.DefaultGRPCServer})
 }
 
@@ -107,7 +110,7 @@ func (s *saboteur) Describe(context.Context) (*sdk.Description, error) {
 	s.dieIf("dies-in-describe")
 	d := &sdk.Description{
 		Name: s.mode, Version: "1.2.3", ContractVersion: sdk.ContractVersion, Runtime: "none",
-		Device:   sdk.Device{Kind: "cpu"},
+		Devices:  []sdk.Device{{Kind: "cpu"}},
 		Families: []sdk.Family{{Name: s.mode, ModelTypes: []string{s.mode, s.mode + "_text"}, Imports: []string{"gguf:" + s.mode}}},
 	}
 	switch s.mode {
@@ -152,4 +155,6 @@ func (s *saboteur) Step(_ context.Context, step *sdk.Step) (*sdk.StepResult, err
 
 func (s *saboteur) Unload(context.Context) error { return nil }
 
-func (s *saboteur) Stats(context.Context) (*sdk.Stats, error) { return &sdk.Stats{Steps: s.steps}, nil }
+func (s *saboteur) Stats(context.Context) (*sdk.Stats, error) {
+	return &sdk.Stats{Steps: s.steps, ResidentBytes: 3 << 20, StateBytes: 2 << 20}, nil
+}

@@ -76,3 +76,14 @@ type UnknownSequenceError struct {
 func (e *UnknownSequenceError) Error() string {
 	return fmt.Sprintf("sequence %d was not admitted", e.Seq)
 }
+
+// ShareError is a sequence that was to begin with more positions than another, or it itself, has reserved.
+type ShareError struct {
+	From      sdk.SeqID
+	Keep      int
+	Positions int // that it could begin with at most
+}
+
+func (e *ShareError) Error() string {
+	return fmt.Sprintf("a sequence was to begin with %d positions of sequence %d: want at most %d", e.Keep, e.From, e.Positions)
+}

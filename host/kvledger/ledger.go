@@ -1,7 +1,8 @@
 // Package kvledger owns the books of KV memory: what each sequence has reserved on each stage, and whether one more
 // fits.
 //
-// A sequence is admitted on every stage or on none. The ledger is a plain value: it starts nothing, reads no clock and
+// A sequence is admitted on every stage or on none. One that begins with positions of another shares the whole blocks of
+// these: they count once and are free when the last that has them is gone. The ledger is a plain value: it starts nothing, reads no clock and
 // is not safe for concurrent use.
 package kvledger
 
@@ -16,16 +17,9 @@ import (
 	"github.com/mlxcel/mlxcel/sdk"
 )
 
-// Layer is what one layer keeps of a sequence.
-type Layer struct {
-	BytesPerPosition int64
-	Window           int   // positions after which it stops growing; 0 means never
-	StateBytes       int64 // at any length
-}
-
 // Stage is one stage's share of the model and of the memory.
 type Stage struct {
-	Layers       []Layer
+	Layers       []sdk.LayerProfile
 	Budget       int64 // bytes that all sequences may reserve together; 0 means no limit
 	MaxSequences int   // at most; 0 means no limit
 }
@@ -53,9 +47,7 @@ func Stages(profile *sdk.ModelProfile, plan *partition.Plan, budgets []int64, ma
 		if i < len(budgets) {
 			s.Budget = budgets[i]
 		}
-		for _, l := range profile.Layers[a.LayerRange.Start:a.LayerRange.End] {
-			s.Layers = append(s.Layers, Layer{BytesPerPosition: l.KVBytesPerToken, Window: l.KVWindow, StateBytes: l.StateBytes})
-		}
+		s.Layers = profile.Layers[a.LayerRange.Start:a.LayerRange.End]
 	}
 	return stages
 }
@@ -63,16 +55,12 @@ func Stages(profile *sdk.ModelProfile, plan *partition.Plan, budgets []int64, ma
 // Config is what a ledger keeps the books of.
 type Config struct {
 	Stages        []Stage
-	Block         int     // positions by which a cache grows; 0 means 64
 	ContextLength int     // positions of the model; 0 means no limit
 	Preemption    bool    // reserve as a sequence grows, instead of all that it may need at once
 	Threshold     float64 // share of a budget past which a stage is under pressure, in (0, 1]; 0 means 0.9
 }
 
-const (
-	defaultBlock     = 64
-	defaultThreshold = 0.9
-)
+const defaultThreshold = 0.9
 
 // Validate returns all faults at once.
 func (c Config) Validate() error {
@@ -81,8 +69,8 @@ func (c Config) Validate() error {
 	if len(c.Stages) == 0 {
 		fault("KV ledger has no stages")
 	}
-	if c.Block < 0 || c.ContextLength < 0 {
-		fault("KV ledger has block %d and context length %d: want 0 or more", c.Block, c.ContextLength)
+	if c.ContextLength < 0 {
+		fault("KV ledger has context length %d: want 0 or more", c.ContextLength)
 	}
 	if c.Threshold < 0 || c.Threshold > 1 {
 		fault("KV pressure threshold %g: want more than 0 and at most 1", c.Threshold)
@@ -92,8 +80,11 @@ func (c Config) Validate() error {
 			fault("stage %d has a KV budget of %d bytes for %d sequences: want 0 or more", i, s.Budget, s.MaxSequences)
 		}
 		for _, l := range s.Layers {
-			if l.BytesPerPosition < 0 || l.Window < 0 || l.StateBytes < 0 {
-				fault("stage %d has a layer of %d bytes per position, window %d and %d bytes of state: want 0 or more", i, l.BytesPerPosition, l.Window, l.StateBytes)
+			for _, p := range l.States {
+				if p.BytesPerPosition < 0 || p.Window < 0 || p.Fixed < 0 || p.Block < 0 {
+					fault("stage %d has a state of %d bytes per position by blocks of %d, window %d and %d bytes fixed: want 0 or more",
+						i, p.BytesPerPosition, p.Block, p.Window, p.Fixed)
+				}
 			}
 		}
 	}
@@ -107,12 +98,32 @@ type Ledger struct {
 	seqs  map[sdk.SeqID]*entry
 	limit int // positions
 	tight int // the stage that sets limit, -1 for the context
+	block int // the largest of any state
+	grain int // positions within whose multiples no state grows
 }
 
-// entry is an admitted sequence.
+// entry is an admitted sequence. Its positions are those of segments that it shares, or has shared, one after the other, and
+// then its own.
 type entry struct {
-	positions int     // reserved, in whole blocks
-	bytes     []int64 // reserved, by stage
+	positions int        // reserved, in whole grains
+	snapshots int        // of its states that do not grow
+	shared    []*segment // in order
+	own       []int64    // bytes reserved by it alone, by stage
+}
+
+// segment is a range of positions that several sequences have begun with. It counts those blocks that end within it.
+type segment struct {
+	start, end int
+	owners     int
+	bytes      []int64 // by stage
+}
+
+// begin is the first position that is the sequence's own.
+func (e *entry) begin() int {
+	if n := len(e.shared); n > 0 {
+		return e.shared[n-1].end
+	}
+	return 0
 }
 
 // New opens empty books.
@@ -120,15 +131,35 @@ func New(cfg Config) (*Ledger, error) {
 	if err := cfg.Validate(); err != nil {
 		return nil, err
 	}
-	if cfg.Block == 0 {
-		cfg.Block = defaultBlock
-	}
 	if cfg.Threshold == 0 {
 		cfg.Threshold = defaultThreshold
 	}
 	l := &Ledger{cfg: cfg, used: make([]int64, len(cfg.Stages)), seqs: map[sdk.SeqID]*entry{}}
+	l.block, l.grain = blocks(cfg.Stages)
 	l.limit, l.tight = l.findLimit()
 	return l, nil
+}
+
+// blocks returns the largest block of all states, and their greatest common divisor.
+func blocks(stages []Stage) (largest, common int) {
+	for _, s := range stages {
+		for _, l := range s.Layers {
+			for _, p := range l.States {
+				if p.BytesPerPosition > 0 {
+					block := max(1, p.Block)
+					largest, common = max(largest, block), divisor(common, block)
+				}
+			}
+		}
+	}
+	return max(1, largest), max(1, common)
+}
+
+func divisor(a, b int) int {
+	for b > 0 {
+		a, b = b, a%b
+	}
+	return a
 }
 
 // Sequence is what is to be admitted.
@@ -136,6 +167,12 @@ type Sequence struct {
 	Seq    sdk.SeqID
 	Length int // positions that it has from the start: its prompt, and what it had generated before a preemption
 	MaxLen int // positions that it may have in the end
+
+	// With Keep > 0 it begins with the first Keep positions of From, an admitted sequence that has reserved them.
+	From sdk.SeqID
+	Keep int
+	// Snapshots is how many snapshots of the states that do not grow it may hold.
+	Snapshots int
 }
 
 // StageUsage is what a stage has reserved.
@@ -146,17 +183,35 @@ type StageUsage struct {
 	Pressure  bool // past the threshold
 }
 
-// Bytes returns what a sequence of that many positions holds.
-func (s Stage) Bytes(positions int) int64 {
+// Bytes returns what a sequence of that many positions holds, with so many snapshots.
+func (s Stage) Bytes(positions, snapshots int) int64 {
 	var n int64
 	for _, l := range s.Layers {
-		held := positions
-		if l.Window > 0 {
-			held = min(held, l.Window)
-		}
-		n += l.StateBytes + int64(held)*l.BytesPerPosition
+		n = saturated(n, l.StateBytes(positions, snapshots))
 	}
 	return n
+}
+
+// shareable is what of the first so many positions can be shared: whole blocks of states without a window. Those of a window
+// leave it, in each sequence at its own time: each reserves its whole window.
+func (s Stage) shareable(positions int) int64 {
+	var n int64
+	for _, l := range s.Layers {
+		for _, p := range l.States {
+			if p.Window == 0 {
+				whole := positions - positions%max(1, p.Block)
+				n = saturated(n, p.Bytes(whole)-p.Fixed)
+			}
+		}
+	}
+	return n
+}
+
+func saturated(a, b int64) int64 {
+	if a > math.MaxInt64-b {
+		return math.MaxInt64
+	}
+	return a + b
 }
 
 // Limit returns the positions that a lone sequence can have; math.MaxInt where nothing limits them.
@@ -175,24 +230,89 @@ func (l *Ledger) Check(prompt, maxTokens int) error {
 }
 
 // Admit reserves memory for a sequence on every stage, or returns an *AdmissionDiagnostic of the first stage that
-// refuses and reserves none.
+// refuses and reserves none. A *ShareError is a sequence that begins with what another does not have.
 func (l *Ledger) Admit(s Sequence) error {
-	e := &entry{positions: l.blocks(l.wanted(s)), bytes: make([]int64, len(l.cfg.Stages))}
+	if err := l.checkShare(s); err != nil {
+		return err
+	}
+	e := &entry{positions: l.grains(l.wanted(s)), snapshots: s.Snapshots, own: make([]int64, len(l.cfg.Stages))}
 	for i, stage := range l.cfg.Stages {
-		e.bytes[i] = stage.Bytes(e.positions)
-		if reason := l.refusal(i, s.Seq, e.bytes[i]); reason != "" {
-			return l.diagnose(i, reason, s.Seq, e.bytes[i])
+		e.own[i] = stage.Bytes(e.positions, e.snapshots) - stage.shareable(s.Keep)
+		if reason := l.refusal(i, s.Seq, e.own[i]); reason != "" {
+			return l.diagnose(i, reason, s.Seq, e.own[i])
 		}
 	}
+	if s.Keep > 0 {
+		e.shared = l.share(l.seqs[s.From], s.Keep)
+	}
 	l.seqs[s.Seq] = e
-	l.add(e.bytes, 1)
+	l.add(e.own, 1)
 	return nil
+}
+
+func (l *Ledger) checkShare(s Sequence) error {
+	if s.Keep == 0 {
+		return nil
+	}
+	from := l.seqs[s.From]
+	switch {
+	case from == nil:
+		return &UnknownSequenceError{Seq: s.From}
+	case s.Keep < 0 || s.Keep > from.positions || s.Keep > l.wanted(s):
+		return &ShareError{From: s.From, Keep: s.Keep, Positions: min(from.positions, l.wanted(s))}
+	}
+	return nil
+}
+
+// share makes the first keep positions of a sequence segments, and returns them with one owner more. What the sequence held
+// alone moves into a segment; a segment that keep cuts becomes two, in all the sequences that have it. Nothing is added up or
+// lost: the parts of a range hold together what it held.
+func (l *Ledger) share(from *entry, keep int) []*segment {
+	if keep > from.begin() {
+		g := l.segment(from.begin(), keep, 1)
+		for i, bytes := range g.bytes {
+			from.own[i] -= bytes
+		}
+		from.shared = append(from.shared, g)
+	}
+	var shared []*segment
+	for _, g := range from.shared {
+		if g.start >= keep {
+			break
+		}
+		if g.end > keep {
+			l.split(g, keep)
+		}
+		g.owners++
+		shared = append(shared, g)
+	}
+	return shared
+}
+
+// split cuts a segment, which keeps its first part, in every sequence that has it.
+func (l *Ledger) split(g *segment, at int) {
+	rest, first := l.segment(at, g.end, g.owners), l.segment(g.start, at, g.owners)
+	*g = *first
+	for _, e := range l.seqs {
+		if i := slices.Index(e.shared, g); i >= 0 {
+			e.shared = slices.Insert(e.shared, i+1, rest)
+		}
+	}
+}
+
+// segment prices a range of positions.
+func (l *Ledger) segment(start, end, owners int) *segment {
+	g := &segment{start: start, end: end, owners: owners, bytes: make([]int64, len(l.cfg.Stages))}
+	for i, stage := range l.cfg.Stages {
+		g.bytes[i] = stage.shareable(end) - stage.shareable(start)
+	}
+	return g
 }
 
 // wanted is the positions to reserve at admission.
 func (l *Ledger) wanted(s Sequence) int {
 	if l.cfg.Preemption {
-		return min(s.Length+l.cfg.Block, s.MaxLen)
+		return min(s.Length+l.block, s.MaxLen)
 	}
 	return s.MaxLen
 }
@@ -224,7 +344,7 @@ func (l *Ledger) admissible(i int) int64 {
 func (l *Ledger) threshold(budget int64) int64 { return int64(l.cfg.Threshold * float64(budget)) }
 
 func (l *Ledger) fits(i int, more, limit int64) bool {
-	return l.cfg.Stages[i].Budget == 0 || l.used[i]+more <= limit
+	return l.cfg.Stages[i].Budget == 0 || saturated(l.used[i], more) <= limit
 }
 
 // Grow makes sure that a sequence has reserved that many positions. It takes whole blocks, on every stage or on none:
@@ -237,30 +357,40 @@ func (l *Ledger) Grow(seq sdk.SeqID, positions int) error {
 	if positions <= e.positions {
 		return nil
 	}
-	bytes, more := make([]int64, len(e.bytes)), make([]int64, len(e.bytes))
+	own, more := make([]int64, len(e.own)), make([]int64, len(e.own))
 	for i, stage := range l.cfg.Stages {
-		bytes[i] = stage.Bytes(l.blocks(positions))
-		more[i] = bytes[i] - e.bytes[i]
+		own[i] = stage.Bytes(l.grains(positions), e.snapshots) - stage.shareable(e.begin())
+		more[i] = own[i] - e.own[i]
 		if more[i] > 0 && !l.fits(i, more[i], stage.Budget) {
 			return l.diagnose(i, ReasonMemory, seq, more[i])
 		}
 	}
-	e.positions, e.bytes = l.blocks(positions), bytes
+	e.positions, e.own = l.grains(positions), own
 	l.add(more, 1)
 	return nil
 }
 
-// blocks rounds positions up to whole blocks.
-func (l *Ledger) blocks(positions int) int {
-	return (positions + l.cfg.Block - 1) / l.cfg.Block * l.cfg.Block
+// grains rounds positions up as far as costs nothing.
+func (l *Ledger) grains(positions int) int {
+	if rest := positions % l.grain; rest > 0 && positions <= math.MaxInt-l.grain {
+		positions += l.grain - rest
+	}
+	return positions
 }
 
-// Release gives back what a sequence has reserved. An unknown one has nothing.
+// Release gives back what a sequence has reserved, but for what others share. An unknown one has nothing.
 func (l *Ledger) Release(seq sdk.SeqID) {
-	if e := l.seqs[seq]; e != nil {
-		l.add(e.bytes, -1)
-		delete(l.seqs, seq)
+	e := l.seqs[seq]
+	if e == nil {
+		return
 	}
+	l.add(e.own, -1)
+	for _, g := range e.shared {
+		if g.owners--; g.owners == 0 {
+			l.add(g.bytes, -1)
+		}
+	}
+	delete(l.seqs, seq)
 }
 
 func (l *Ledger) add(bytes []int64, sign int64) {
@@ -273,8 +403,8 @@ func (l *Ledger) add(bytes []int64, sign int64) {
 // sequence off the books.
 func (l *Ledger) Rejected(seq sdk.SeqID, stage int, err error) *AdmissionDiagnostic {
 	var bytes int64
-	if e := l.seqs[seq]; e != nil && stage >= 0 && stage < len(e.bytes) {
-		bytes = e.bytes[stage]
+	if e := l.seqs[seq]; e != nil && stage >= 0 && stage < len(e.own) {
+		bytes = e.own[stage]
 	}
 	l.Release(seq)
 	d := l.diagnose(max(0, min(stage, len(l.used)-1)), ReasonRejectedByStage, seq, bytes)
@@ -326,7 +456,7 @@ func (l *Ledger) findLimit() (limit, stage int) {
 		}
 		// Far more positions than any model has: what fits then always fits.
 		const most = math.MaxInt32
-		fits := sort.Search(most, func(n int) bool { return s.Bytes(l.blocks(n+1)) > s.Budget })
+		fits := sort.Search(most, func(n int) bool { return s.Bytes(n+1, 0) > s.Budget })
 		if fits < most && fits < limit {
 			limit, stage = fits, i
 		}

@@ -17,9 +17,10 @@ import (
 // TestSpecification runs the files of testdata. A ledger is opened with
 //
 //	open [block=<n>] [context=<n>] [preemption] [threshold=<f>]
-//	<budget> [cap=<n>] layers=<count>x<bytes per position>[w<window>][s<state bytes>],…      one line a stage
+//	<budget> [cap=<n>] layers=<count>x<bytes per position>[b<block>][w<window>][s<fixed bytes>],…      one line a stage
 //
-// and used with check, admit, grow, release and rejected; each prints what it came to and the books after it.
+// where block stands for all layers that have none of their own, and used with check, admit, grow, release and rejected;
+// each prints what it came to and the books after it.
 func TestSpecification(t *testing.T) {
 	datadriven.Walk(t, "testdata/spec", func(t *testing.T, path string) {
 		var l *Ledger
@@ -42,7 +43,8 @@ func TestSpecification(t *testing.T) {
 func open(t *testing.T, d *datadriven.TestData) (*Ledger, error) {
 	var cfg Config
 	threshold := ""
-	d.MaybeScanArgs(t, "block", &cfg.Block)
+	block := 0
+	d.MaybeScanArgs(t, "block", &block)
 	d.MaybeScanArgs(t, "context", &cfg.ContextLength)
 	d.MaybeScanArgs(t, "threshold", &threshold)
 	if threshold != "" {
@@ -52,12 +54,12 @@ func open(t *testing.T, d *datadriven.TestData) (*Ledger, error) {
 	}
 	cfg.Preemption = d.HasArg("preemption")
 	for line := range strings.Lines(d.Input) {
-		cfg.Stages = append(cfg.Stages, parseStage(t, line))
+		cfg.Stages = append(cfg.Stages, parseStage(t, line, block))
 	}
 	return New(cfg)
 }
 
-func parseStage(t *testing.T, line string) Stage {
+func parseStage(t *testing.T, line string, block int) Stage {
 	var s Stage
 	for i, field := range strings.Fields(line) {
 		value, isCap := strings.CutPrefix(field, "cap=")
@@ -69,7 +71,7 @@ func parseStage(t *testing.T, line string) Stage {
 			s.MaxSequences = int(bytesOf(t, value))
 		case isLayers:
 			for layer := range strings.SplitSeq(layers, ",") {
-				s.Layers = append(s.Layers, parseLayers(t, layer)...)
+				s.Layers = append(s.Layers, parseLayers(t, layer, block)...)
 			}
 		default:
 			t.Fatalf("stage field %q", field)
@@ -78,12 +80,20 @@ func parseStage(t *testing.T, line string) Stage {
 	return s
 }
 
-func parseLayers(t *testing.T, text string) []Layer {
+func parseLayers(t *testing.T, text string, block int) []sdk.LayerProfile {
 	count, rest, _ := strings.Cut(text, "x")
 	rest, state, _ := strings.Cut(rest, "s")
-	perPosition, window, _ := strings.Cut(rest, "w")
-	l := Layer{BytesPerPosition: bytesOf(t, perPosition), Window: int(bytesOf(t, window)), StateBytes: bytesOf(t, state)}
-	return slices.Repeat([]Layer{l}, int(bytesOf(t, count)))
+	rest, window, _ := strings.Cut(rest, "w")
+	perPosition, own, _ := strings.Cut(rest, "b")
+	if own != "" {
+		block = int(bytesOf(t, own))
+	}
+	l := layer(sdk.StateProfile{BytesPerPosition: bytesOf(t, perPosition), Window: int(bytesOf(t, window)), Fixed: bytesOf(t, state), Block: block})
+	return slices.Repeat([]sdk.LayerProfile{l}, int(bytesOf(t, count)))
+}
+
+func layer(states ...sdk.StateProfile) sdk.LayerProfile {
+	return sdk.LayerProfile{States: states}
 }
 
 // bytesOf reads 12, 12K, 12M or 12G; 0 where there is nothing.
@@ -100,16 +110,19 @@ func bytesOf(t *testing.T, text string) int64 {
 }
 
 func carryOut(t *testing.T, l *Ledger, d *datadriven.TestData) error {
-	var seq, length, maxLen, stage int
+	var seq, length, maxLen, stage, from, keep, snapshots int
 	d.MaybeScanArgs(t, "seq", &seq)
 	d.MaybeScanArgs(t, "length", &length)
 	d.MaybeScanArgs(t, "max", &maxLen)
 	d.MaybeScanArgs(t, "stage", &stage)
+	d.MaybeScanArgs(t, "from", &from)
+	d.MaybeScanArgs(t, "keep", &keep)
+	d.MaybeScanArgs(t, "snapshots", &snapshots)
 	switch d.Cmd {
 	case "check":
 		return l.Check(length, maxLen)
 	case "admit":
-		return l.Admit(Sequence{Seq: sdk.SeqID(seq), Length: length, MaxLen: maxLen})
+		return l.Admit(Sequence{Seq: sdk.SeqID(seq), Length: length, MaxLen: maxLen, From: sdk.SeqID(from), Keep: keep, Snapshots: snapshots})
 	case "grow":
 		return l.Grow(sdk.SeqID(seq), length)
 	case "release":
@@ -155,7 +168,7 @@ func positions(n int) string {
 
 func TestStagesPricesAPlan(t *testing.T) {
 	profile := &sdk.ModelProfile{Layers: []sdk.LayerProfile{
-		{KVBytesPerToken: 10}, {KVBytesPerToken: 20, KVWindow: 128}, {StateBytes: 7},
+		layer(sdk.StateProfile{BytesPerPosition: 10}), layer(sdk.StateProfile{BytesPerPosition: 20, Window: 128}), layer(sdk.StateProfile{Fixed: 7}),
 	}}
 	plan := &partition.Plan{Stages: []partition.StageAssignment{{LayerRange: sdk.LayerRange{Start: 0, End: 2}}, {LayerRange: sdk.LayerRange{Start: 2, End: 3}}}}
 	stages := Stages(profile, plan, []int64{1000}, 4)
@@ -166,15 +179,15 @@ func TestStagesPricesAPlan(t *testing.T) {
 		stage, positions int
 		want             int64
 	}{{0, 0, 0}, {0, 100, 3000}, {0, 1000, 10_000 + 20*128}, {1, 0, 7}, {1, 500, 7}} {
-		if got := stages[c.stage].Bytes(c.positions); got != c.want {
+		if got := stages[c.stage].Bytes(c.positions, 0); got != c.want {
 			t.Errorf("stage %d at %d positions: %d bytes, want %d", c.stage, c.positions, got, c.want)
 		}
 	}
 }
 
 func TestValidateNamesEveryFault(t *testing.T) {
-	_, err := New(Config{Block: -1, Threshold: 2, Stages: []Stage{{Budget: -1}, {Layers: []Layer{{Window: -1}}}}})
-	for _, want := range []string{"block -1", "threshold 2", "stage 0", "stage 1"} {
+	_, err := New(Config{ContextLength: -1, Threshold: 2, Stages: []Stage{{Budget: -1}, {Layers: []sdk.LayerProfile{layer(sdk.StateProfile{Window: -1})}}}})
+	for _, want := range []string{"context length -1", "threshold 2", "stage 0", "stage 1"} {
 		if err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%v does not name %q", err, want)
 		}
@@ -209,14 +222,17 @@ func TestBooksAlwaysBalance(t *testing.T) {
 }
 
 func randomConfig(rng *rand.Rand) Config {
-	cfg := Config{Block: 1 + rng.IntN(64), Preemption: rng.IntN(2) == 0}
+	cfg := Config{Preemption: rng.IntN(2) == 0}
+	blocks := []int{1 + rng.IntN(64), 1 + rng.IntN(64)}
 	if rng.IntN(2) == 0 {
 		cfg.ContextLength = 1 + rng.IntN(5000)
 	}
 	for range 1 + rng.IntN(4) {
 		s := Stage{Budget: rng.Int64N(200_000), MaxSequences: rng.IntN(8)}
 		for range rng.IntN(5) {
-			s.Layers = append(s.Layers, Layer{BytesPerPosition: rng.Int64N(10), Window: rng.IntN(3) * 100, StateBytes: rng.Int64N(500)})
+			s.Layers = append(s.Layers, layer(sdk.StateProfile{
+				BytesPerPosition: rng.Int64N(10), Window: rng.IntN(3) * 100, Fixed: rng.Int64N(500), Block: blocks[rng.IntN(2)],
+			}))
 		}
 		cfg.Stages = append(cfg.Stages, s)
 	}
@@ -227,7 +243,11 @@ func randomEvent(rng *rand.Rand, l *Ledger) (refused bool) {
 	seq, n := sdk.SeqID(rng.IntN(20)), rng.IntN(3000)
 	switch rng.IntN(5) {
 	case 0, 1:
-		return l.Admit(Sequence{Seq: seq, Length: n, MaxLen: n + rng.IntN(1000)}) != nil
+		s := Sequence{Seq: seq, Length: n, MaxLen: n + rng.IntN(1000), Snapshots: rng.IntN(3)}
+		if rng.IntN(2) == 0 {
+			s.From, s.Keep = sdk.SeqID(rng.IntN(20)), rng.IntN(n+1)
+		}
+		return l.Admit(s) != nil
 	case 2, 3:
 		return l.Grow(seq, n) != nil
 	}
@@ -239,10 +259,26 @@ func balance(t *testing.T, l *Ledger, seed uint64) {
 	t.Helper()
 	for i, stage := range l.cfg.Stages {
 		var sum int64
+		owners := map[*segment]int{}
 		for seq, e := range l.seqs {
-			sum += e.bytes[i]
-			if want := stage.Bytes(e.positions); e.bytes[i] != want {
-				t.Fatalf("seed %d: sequence %d holds %d bytes on stage %d, its %d positions take %d", seed, seq, e.bytes[i], i, e.positions, want)
+			sum += e.own[i]
+			held, end := e.own[i], 0
+			for _, g := range e.shared {
+				if g.start != end || g.end <= g.start || g.bytes[i] < 0 {
+					t.Fatalf("seed %d: sequence %d shares a segment [%d, %d) of %d bytes after position %d", seed, seq, g.start, g.end, g.bytes[i], end)
+				}
+				held, end = held+g.bytes[i], g.end
+				if owners[g]++; owners[g] == 1 {
+					sum += g.bytes[i]
+				}
+			}
+			if want := stage.Bytes(e.positions, e.snapshots); held != want || e.own[i] < 0 {
+				t.Fatalf("seed %d: sequence %d holds %d bytes on stage %d, its %d positions take %d", seed, seq, held, i, e.positions, want)
+			}
+		}
+		for g, n := range owners {
+			if g.owners != n {
+				t.Fatalf("seed %d: a segment [%d, %d) of %d sequences counts %d owners", seed, g.start, g.end, n, g.owners)
 			}
 		}
 		if sum != l.used[i] {

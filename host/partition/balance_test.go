@@ -74,11 +74,17 @@ func (r *reference) loads(ranges []sdk.LayerRange) []int64 {
 	for s, stage := range ranges {
 		for i := stage.Start; i < stage.End; i++ {
 			l := r.Profile.Layers[i]
-			positions := r.Demand.Context
-			if l.KVWindow > 0 && l.KVWindow < positions {
-				positions = l.KVWindow
+			out[s] += l.Weights
+			for _, state := range l.States {
+				positions := 0
+				for positions < r.Demand.Context && (state.Window == 0 || positions < state.Window) {
+					positions += max(1, state.Block)
+				}
+				if state.Window > 0 {
+					positions = min(positions, state.Window)
+				}
+				out[s] += (state.Fixed + state.BytesPerPosition*int64(positions)) * int64(r.Demand.Sequences)
 			}
-			out[s] += l.Weights + l.KVBytesPerToken*int64(positions*r.Demand.Sequences) + l.StateBytes*int64(r.Demand.Sequences)
 		}
 	}
 	out[0] += r.Profile.Embedding
@@ -267,14 +273,23 @@ func TestNewEqualsBruteForceOnRandomModels(t *testing.T) {
 	}
 }
 
+// layer has a cache that grows by single positions.
+func layer(weights, perPosition int64) sdk.LayerProfile {
+	return sdk.LayerProfile{Weights: weights, States: []sdk.StateProfile{{Kind: sdk.StateKV, BytesPerPosition: perPosition}}}
+}
+
 func randomRequest(rng *rand.Rand) Request {
 	n := 1 + rng.IntN(9)
 	p := &sdk.ModelProfile{Embedding: rng.Int64N(30), Head: rng.Int64N(40)}
 	p.TiedBytes = rng.Int64N(1 + min(p.Embedding, p.Head))
 	for range n {
-		p.Layers = append(p.Layers, sdk.LayerProfile{
-			Weights: rng.Int64N(5) * 7, KVBytesPerToken: rng.Int64N(3), KVWindow: rng.IntN(2) * rng.IntN(5), StateBytes: rng.Int64N(4),
-		})
+		l := sdk.LayerProfile{Weights: rng.Int64N(5) * 7}
+		for range rng.IntN(3) {
+			l.States = append(l.States, sdk.StateProfile{
+				BytesPerPosition: rng.Int64N(3), Window: rng.IntN(2) * rng.IntN(5), Fixed: rng.Int64N(4), Block: rng.IntN(4),
+			})
+		}
+		p.Layers = append(p.Layers, l)
 	}
 	for range rng.IntN(3) {
 		if source := rng.IntN(n); source+1 < n {
@@ -366,7 +381,7 @@ func TestWhatFitsEqualsBruteForce(t *testing.T) {
 
 func TestWhatFitsWithManualRangesAndWithoutLimits(t *testing.T) {
 	r := Request{
-		Profile:  &sdk.ModelProfile{Layers: []sdk.LayerProfile{{Weights: 10, KVBytesPerToken: 1}, {Weights: 10, KVBytesPerToken: 1}, {Weights: 10, KVBytesPerToken: 1}}},
+		Profile:  &sdk.ModelProfile{Layers: slices.Repeat([]sdk.LayerProfile{layer(10, 1)}, 3)},
 		Demand:   Demand{4, 1},
 		Hardware: Separate([]int64{30, 20}),
 		Ranges:   []sdk.LayerRange{{Start: 0, End: 2}, {Start: 2, End: 3}},
@@ -391,7 +406,7 @@ func TestWeightlessLayers(t *testing.T) {
 }
 
 func TestRefusesWhatCantBeSummed(t *testing.T) {
-	layers := []sdk.LayerProfile{{Weights: 1, KVBytesPerToken: 1 << 40}, {Weights: 1, KVBytesPerToken: 1 << 40}}
+	layers := []sdk.LayerProfile{layer(1, 1<<40), layer(1, 1<<40)}
 	for _, d := range []Demand{{1 << 30, 1 << 30}, {math.MaxInt, math.MaxInt}, {1 << 20, 1}} {
 		r := Request{Profile: &sdk.ModelProfile{Layers: layers}, Demand: d, Hardware: Local(2, Memory{Budget: Unlimited})}
 		if p, err := New(r); err == nil || !strings.Contains(err.Error(), "--ctx") {
@@ -440,12 +455,14 @@ func TestGivesUpOnTooManyWays(t *testing.T) {
 func gemma4E2B() *sdk.ModelProfile {
 	p := &sdk.ModelProfile{Embedding: 280 << 20, Head: 280 << 20, Tied: true, TiedBytes: 280 << 20, Quantization: "affine 4-bit group 64"}
 	for i := range 35 {
-		l := sdk.LayerProfile{Kind: "sliding-attention", Weights: 22 << 20, KVBytesPerToken: 512, KVWindow: 512}
+		l := layer(22<<20, 512)
+		l.Kind, l.States[0].Window = "sliding-attention", 512
 		if i%5 == 4 {
-			l.Kind, l.KVBytesPerToken, l.KVWindow = "attention", 1024, 0
+			l = layer(22<<20, 1024)
+			l.Kind = "attention"
 		}
 		if i >= 15 {
-			l.Weights, l.KVBytesPerToken = 38<<20, 0
+			l.Weights, l.States = 38<<20, nil
 			p.Adjacency = append(p.Adjacency, sdk.AdjacencyGroup{Source: map[bool]int{false: 13, true: 14}[i%5 == 4], Consumer: i, Reason: "shared KV cache"})
 		}
 		p.Layers = append(p.Layers, l)
@@ -481,7 +498,7 @@ func TestGemma4CutsBeforeItsSources(t *testing.T) {
 func TestUnequalDevices(t *testing.T) {
 	profile := &sdk.ModelProfile{Embedding: 1 << 30, Head: 1 << 30, ContextLength: 8192}
 	for range 62 {
-		profile.Layers = append(profile.Layers, sdk.LayerProfile{Weights: 1 << 30, KVBytesPerToken: 4096})
+		profile.Layers = append(profile.Layers, layer(1<<30, 4096))
 	}
 	for _, budgets := range [][]int64{{16 << 30, 64 << 30}, {64 << 30, 16 << 30}} {
 		p, err := New(Request{Profile: profile, Demand: Demand{8192, 4}, Hardware: Separate(budgets)})
@@ -507,7 +524,7 @@ func BenchmarkNew(b *testing.B) {
 	rng := rand.New(rand.NewPCG(1, 2))
 	profile := &sdk.ModelProfile{Embedding: 1 << 30, Head: 1 << 30}
 	for range 128 {
-		profile.Layers = append(profile.Layers, sdk.LayerProfile{Weights: 4<<30 + rng.Int64N(1<<30), KVBytesPerToken: 4096 * rng.Int64N(2)})
+		profile.Layers = append(profile.Layers, layer(4<<30+rng.Int64N(1<<30), 4096*rng.Int64N(2)))
 	}
 	budgets := make([]int64, 16)
 	speeds := make([]float64, 16)

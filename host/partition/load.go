@@ -3,6 +3,7 @@ package partition
 import (
 	"fmt"
 	"math/bits"
+	"slices"
 
 	"github.com/mlxcel/mlxcel/sdk"
 )
@@ -57,14 +58,12 @@ func multiply(a, b int64) int64 {
 
 // LayerLoad prices one layer.
 func (d Demand) LayerLoad(l sdk.LayerProfile) Load {
-	positions := d.Context
-	if l.KVWindow > 0 {
-		positions = min(positions, l.KVWindow)
-	}
+	state := l.StateBytes(0, 0) // what an empty sequence has
+	cache := min(l.StateBytes(d.Context, 0)-state, tooMuch)
 	return Load{
 		Weights: min(l.Weights, tooMuch),
-		KV:      multiply(multiply(l.KVBytesPerToken, int64(positions)), int64(d.Sequences)),
-		State:   multiply(l.StateBytes, int64(d.Sequences)),
+		KV:      multiply(cache, int64(d.Sequences)),
+		State:   multiply(state, int64(d.Sequences)),
 	}
 }
 
@@ -149,6 +148,10 @@ func (p *prices) check(demand Demand) error {
 	return nil
 }
 
+func negative(s sdk.StateProfile) bool {
+	return s.BytesPerPosition < 0 || s.Window < 0 || s.Fixed < 0 || s.Block < 0
+}
+
 // checkProfile refuses a profile that can't be planned with.
 func checkProfile(p *sdk.ModelProfile) error {
 	n := len(p.Layers)
@@ -156,7 +159,7 @@ func checkProfile(p *sdk.ModelProfile) error {
 		return fmt.Errorf("the %s model has no layers to cut: check num_hidden_layers in its config.json", p.Family)
 	}
 	for i, l := range p.Layers {
-		if l.Weights < 0 || l.KVBytesPerToken < 0 || l.KVWindow < 0 || l.StateBytes < 0 {
+		if l.Weights < 0 || slices.ContainsFunc(l.States, negative) {
 			return &ProfileError{p.Family, fmt.Sprintf("layer %d has a negative size: %+v", i, l)}
 		}
 	}

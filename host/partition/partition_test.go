@@ -14,7 +14,7 @@ import (
 // The files in testdata/spec read as the specification; -rewrite regenerates their expectations.
 //
 //	model   layers=N each=BYTES [weights=a,b,…] [embedding=B] [head=B] [tied] [join=SOURCE-CONSUMER]…
-//	        [kv=B] [window=N] [state=B] [context=N] [packed=QUANTIZATION, "_" for a blank]
+//	        [kv=B] [window=N] [state=B] [block=N] [context=N] [packed=QUANTIZATION, "_" for a blank]
 //	plan    [size=N] [layers] [micro=N] [actual=a,b,…] [ctx=N] [par=N] [budgets=a,b,…] [shared=N] [advisory]
 //	        [speeds=a,b,…]     against the model; with shared, all stages share N bytes; with speeds, by speed
 //	check   the same, without a model
@@ -41,10 +41,12 @@ func model(t *testing.T, d *datadriven.TestData) *sdk.ModelProfile {
 	p := &sdk.ModelProfile{Family: "toy", Tied: d.HasArg("tied"), Boundary: sdk.Boundary{Dtype: sdk.DtypeBFloat16}}
 	var layers int
 	var each int64
-	var layer sdk.LayerProfile
-	d.MaybeScanArgs(t, "kv", &layer.KVBytesPerToken)
-	d.MaybeScanArgs(t, "window", &layer.KVWindow)
-	d.MaybeScanArgs(t, "state", &layer.StateBytes)
+	state := sdk.StateProfile{Kind: sdk.StateKV}
+	d.MaybeScanArgs(t, "kv", &state.BytesPerPosition)
+	d.MaybeScanArgs(t, "window", &state.Window)
+	d.MaybeScanArgs(t, "state", &state.Fixed)
+	d.MaybeScanArgs(t, "block", &state.Block)
+	layer := sdk.LayerProfile{States: []sdk.StateProfile{state}}
 	d.MaybeScanArgs(t, "context", &p.ContextLength)
 	if d.MaybeScanArgs(t, "packed", &p.Quantization); p.Quantization != "" {
 		p.Quantization = strings.ReplaceAll(p.Quantization, "_", " ")

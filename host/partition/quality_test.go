@@ -11,7 +11,7 @@ import (
 func TestQualityReport(t *testing.T) {
 	profile := &sdk.ModelProfile{Embedding: 50}
 	for range 4 {
-		profile.Layers = append(profile.Layers, sdk.LayerProfile{Weights: 100, KVBytesPerToken: 1000})
+		profile.Layers = append(profile.Layers, layer(100, 1000))
 	}
 	plan, err := New(Request{Profile: profile, Demand: Demand{10, 1}, Hardware: Local(2, Memory{Budget: Unlimited})})
 	if err != nil {

@@ -26,8 +26,11 @@ type Config struct {
 	// for all, means no limit.
 	KVBudgets []int64
 
+	// Device is what every stage loads on. Prompts are cut into pieces smaller than PrefillChunk, to fill the stages, where
+	// results do not depend on that.
+	Device sdk.Device
+
 	PrefillChunk int    // rows of one sequence in a step, and of a micro-batch, at most; 0 means 512
-	AnyPieces    bool   // results do not depend on how prompts are cut (CPU): pieces may be smaller, to fill the stages
 	MicroBatch   int    // sequences per micro-batch at most; 0 means 1
 	Slots        int    // micro-batches in flight on a stage at most; 0 means 2, the least that overlaps sending with computing
 	Epoch        uint64 // grows with every restart
@@ -113,7 +116,7 @@ func (c Config) LoadRequest(stage int) sdk.LoadRequest {
 	r := sdk.LoadRequest{
 		Dir: c.ModelDir, Family: c.Profile.Family, Layers: a.LayerRange,
 		HasEmbedding: a.HasEmbedding, HasHead: a.HasLMHead,
-		Dtype: c.Dtype, Threads: c.Threads, Region: c.withDefaults().layout(a),
+		Dtype: c.Dtype, Device: c.Device.Index, Threads: c.Threads, Region: c.withDefaults().layout(a),
 	}
 	if c.KVBudgets != nil {
 		r.KVBudget = c.KVBudgets[stage]
@@ -292,12 +295,16 @@ func (p *Pipeline) PrefillChunk() int { return p.cfg.PrefillChunk }
 // pieces fill it.
 func (p *Pipeline) PromptPieces(rows int) (size, inFlight int) {
 	size, stages := p.cfg.PrefillChunk, len(p.c.stages)
-	if p.cfg.AnyPieces && stages > 1 {
+	if p.AnyPieces() && stages > 1 {
 		pieces := schedule.PromptPieces(rows, stages, fixedRows)
 		size = min(size, (rows+pieces-1)/pieces)
 	}
 	return size, schedule.PiecesInFlight(stages)
 }
+
+// AnyPieces tells whether results do not depend on how prompts are cut: else the pieces of all but their ends have PrefillChunk
+// rows.
+func (p *Pipeline) AnyPieces() bool { return p.cfg.Device.Numerics.ChunkInvariant }
 
 // KVBudgets returns the bytes that all sequences' state may use together on each stage, 0 for no limit; nil sets none on any.
 func (p *Pipeline) KVBudgets() []int64 { return p.cfg.KVBudgets }

@@ -2,6 +2,8 @@
 #ifndef MLXCEL_MLX_ARRAY_CACHE_H
 #define MLXCEL_MLX_ARRAY_CACHE_H
 
+#include <algorithm>
+
 #include "internal.h"
 
 namespace mlxcel {
@@ -15,11 +17,17 @@ class ArrayCache final : public Cache {
       : Cache(kv_heads, k_dim, v_dim, dtype, latent), stream_(s) {}
 
   uint64_t bytes() const override { return (k_ ? k_->nbytes() : 0) + (v_ ? v_->nbytes() : 0); }
-  bool counted_by_mlx() const override { return true; }
+  uint64_t owed() const override { return k_ && k_->is_available() && !k_->is_donatable() ? bytes() : 0; }
+  std::vector<const array*> arrays() const override {
+    std::vector<const array*> list;
+    if (k_) list.push_back(&*k_);
+    if (v_) list.push_back(&*v_);
+    return list;
+  }
 
   void truncate(int64_t len) override {
     length = len;
-    if (len == first) k_.reset(), v_.reset();
+    if (len <= first) k_.reset(), v_.reset(), first = len;
   }
 
   void drop_before(int64_t pos) override {
@@ -40,13 +48,28 @@ class ArrayCache final : public Cache {
     first = base;
   }
 
-  std::shared_ptr<Cache> fork() override {
+  std::shared_ptr<Cache> share(int64_t keep) override {
     auto copy = std::make_shared<ArrayCache>(kv_heads, k_dim, v_dim, dtype, latent, stream_);
     copy->k_ = k_; // MLX copies a shared buffer when one side writes
     copy->v_ = v_;
     copy->first = first;
     copy->length = length;
+    copy->truncate(keep);
     return copy;
+  }
+
+  void begin(int64_t at) override { first = length = at; }
+
+  void read(int64_t pos, int64_t n, char* k, char* v) override {
+    if (k) take(*k_, pos, n, k);
+    if (v && v_) take(*v_, pos, n, v);
+  }
+
+  void append_rows(int64_t n, const char* k, const char* v) override {
+    std::optional<array> values;
+    if (!latent) values = by_head(v, n, v_dim);
+    append(by_head(k, n, k_dim), values);
+    compute(stream_, values ? std::vector<array>{*k_, *v_} : std::vector<array>{*k_});
   }
 
   void abandon() override { k_.reset(), v_.reset(); }
@@ -67,6 +90,20 @@ class ArrayCache final : public Cache {
   }
 
  private:
+  // Positions [pos, pos+n) of a as rows [n, heads, dim].
+  void take(const array& a, int64_t pos, int64_t n, char* to) const {
+    array r = row_major(stream_, mc::transpose(rows(a, pos - first, pos - first + n), {0, 2, 1, 3}, stream_));
+    std::copy_n(r.data<char>(), r.nbytes(), to);
+  }
+
+  // Rows [n, heads, dim] in memory as [1, heads, n, dim].
+  array by_head(const char* from, int64_t n, int dim) const {
+    auto memory = allocated(size_t(n) * kv_heads * dim * dtype.size());
+    std::copy_n(from, size_t(n) * kv_heads * dim * dtype.size(), static_cast<char*>(memory_of(memory)));
+    array r(std::move(memory), {1, static_cast<int>(n), kv_heads, dim}, dtype);
+    return mc::transpose(r, {0, 2, 1, 3}, stream_);
+  }
+
   array rows(const array& a, int64_t from, int64_t to) const {
     return mc::slice(a, {0, 0, static_cast<int>(from), 0}, {1, a.shape(1), static_cast<int>(to), a.shape(3)}, stream_);
   }

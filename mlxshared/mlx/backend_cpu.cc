@@ -16,8 +16,8 @@ class KernelBackend final : public Backend, KernelOps {
     array in = dense(x), y = fresh(std::move(shape), x.dtype());
     KernelMatrix m = dense(w);
     auto b = dense(bias);
-    mk_linear(pool(), &m.kernel, data(b), kernel_dtype(b), in.data<void>(), kernel_dtype(in), y.data<void>(),
-              static_cast<int64_t>(in.size()) / w.cols);
+    checked(mk_linear(pool(), &m.kernel, data(b), kernel_dtype(b), in.data<void>(), kernel_dtype(in), y.data<void>(),
+                      static_cast<int64_t>(in.size()) / w.cols));
     return y;
   }
 
@@ -29,7 +29,7 @@ class KernelBackend final : public Backend, KernelOps {
     auto* id = in.data<int32_t>();
     for (size_t i = 0; i < in.size(); i++)
       if (id[i] < 0 || id[i] >= w.rows) throw std::out_of_range(format("id %d, want 0 to %d", id[i], w.rows - 1));
-    mk_embed(pool(), &m.kernel, id, in.size(), y.data<void>(), kernel_dtype(y));
+    checked(mk_embed(pool(), &m.kernel, id, in.size(), y.data<void>(), kernel_dtype(y)));
     return y;
   }
 
@@ -51,8 +51,8 @@ class KernelBackend final : public Backend, KernelOps {
 
   array rope(const array& x, const array& pos, const array& inv_freq, const Rope& r) override {
     array in = dense(x), at = dense(pos), rates = dense(inv_freq), y = fresh(x.shape(), x.dtype());
-    mk_rope(pool(), in.data<void>(), kernel_dtype(in), at.data<int32_t>(), rates.data<float>(), in.shape(0), r.heads, r.head_dim,
-            r.rot_dim, r.scale, r.traditional, y.data<void>());
+    checked(mk_rope(pool(), in.data<void>(), kernel_dtype(in), at.data<int32_t>(), rates.data<float>(), in.shape(0), r.heads, r.head_dim,
+                    r.rot_dim, r.scale, r.traditional, y.data<void>()));
     return y;
   }
 
@@ -72,11 +72,11 @@ class KernelBackend final : public Backend, KernelOps {
     auto parts = appended(segments, key ? &*key : nullptr, value ? &*value : nullptr);
     const auto n = static_cast<int64_t>(parts.size());
     if (spec.chunk > 0)
-      mk_chunked_attention(pool(), query.data<void>(), kernel_dtype(query), spec.heads, spec.scale, spec.chunk, parts.data(), n,
-                           y.data<void>());
+      checked(mk_chunked_attention(pool(), query.data<void>(), kernel_dtype(query), spec.heads, spec.scale, spec.chunk, parts.data(), n,
+                                   y.data<void>()));
     else
-      mk_attention(pool(), query.data<void>(), kernel_dtype(query), spec.heads, spec.scale, spec.window, spec.softcap,
-                   static_cast<const float*>(data(sinks)), parts.data(), n, y.data<void>());
+      checked(mk_attention(pool(), query.data<void>(), kernel_dtype(query), spec.heads, spec.scale, spec.window, spec.softcap,
+                           static_cast<const float*>(data(sinks)), parts.data(), n, y.data<void>()));
     return y;
   }
 
@@ -114,14 +114,18 @@ class KernelBackend final : public Backend, KernelOps {
   }
 
   std::shared_ptr<Cache> new_cache(int kv_heads, int k_dim, int v_dim, mc::Dtype dtype) override {
-    return std::make_shared<BlockCache>(kv_heads, k_dim, v_dim, dtype, false,
-                                        mk_kv_new(kv_heads, k_dim, v_dim, kernel_dtype(dtype)));
+    KernelCache own(mk_kv_new(kv_heads, k_dim, v_dim, kernel_dtype(dtype), held_.get()), mk_kv_free);
+    return std::make_shared<BlockCache>(kv_heads, k_dim, v_dim, dtype, false, std::move(own), held_);
   }
 
   MoeBackend& moe() override { return *moe_; }
   RecurrentBackend& recurrent() override { return *recurrent_; }
   LatentBackend& latent() override { return *latent_; }
   ActivationBackend& activation() override { return *activation_; }
+
+  std::optional<int64_t> held() const override { return *held_; }
+  uint64_t scratch() const override { return mk_pool_scratch(pool()); }
+  void release_scratch() override { mk_pool_release(pool()); }
 
  private:
   // A kernel's work where both have one dtype of floats and b is shaped like a or like a's last dimensions; MLX's otherwise.
@@ -135,9 +139,10 @@ class KernelBackend final : public Backend, KernelOps {
     return z;
   }
 
+  std::shared_ptr<int64_t> held_ = std::make_shared<int64_t>(0);
   std::unique_ptr<MoeBackend> moe_ = make_kernel_moe(stream_, pool_);
-  std::unique_ptr<RecurrentBackend> recurrent_ = make_kernel_recurrent(stream_, pool_);
-  std::unique_ptr<LatentBackend> latent_ = make_kernel_latent(stream_, pool_);
+  std::unique_ptr<RecurrentBackend> recurrent_ = make_kernel_recurrent(stream_, pool_, held_);
+  std::unique_ptr<LatentBackend> latent_ = make_kernel_latent(stream_, pool_, held_);
   std::unique_ptr<ActivationBackend> activation_ = make_kernel_activation(stream_, pool_);
 };
 

@@ -2,41 +2,57 @@
 #ifndef MLXCEL_MLX_BLOCK_CACHE_H
 #define MLXCEL_MLX_BLOCK_CACHE_H
 
-#include <algorithm>
-
-#include "internal.h"
-#include "kernels.h"
+#include "kernel_backend.h"
 
 namespace mlxcel {
 
+using KernelCache = std::unique_ptr<mk_kv, decltype(&mk_kv_free)>;
+
 class BlockCache final : public Cache {
  public:
-  BlockCache(int kv_heads, int k_dim, int v_dim, mc::Dtype dtype, bool latent, mk_kv* kv)
-      : Cache(kv_heads, k_dim, v_dim, dtype, latent), kv(kv) {
-    if (kv == nullptr) throw std::runtime_error("no memory for a cache");
+  // Blocks of own count in held.
+  BlockCache(int kv_heads, int k_dim, int v_dim, mc::Dtype dtype, bool latent, KernelCache own, std::shared_ptr<int64_t> held)
+      : Cache(kv_heads, k_dim, v_dim, dtype, latent), kv(own.get()), held_(std::move(held)), own_(std::move(own)) {
+    if (kv == nullptr) throw std::bad_alloc();
     length = mk_kv_len(kv);
+    first = mk_kv_first(kv);
   }
-  ~BlockCache() override { mk_kv_free(kv); }
 
   uint64_t bytes() const override { return mk_kv_bytes(kv); }
+  uint64_t owed() const override { return mk_kv_owed(kv); }
 
   void truncate(int64_t len) override {
     mk_kv_truncate(kv, len);
     length = len;
+    first = mk_kv_first(kv);
   }
 
   void drop_before(int64_t pos) override {
     mk_kv_drop_before(kv, pos);
-    first = std::max(first, pos / MK_KV_BLOCK * MK_KV_BLOCK);
+    first = mk_kv_first(kv);
   }
 
-  std::shared_ptr<Cache> fork() override {
-    auto copy = std::make_shared<BlockCache>(kv_heads, k_dim, v_dim, dtype, latent, mk_kv_fork(kv));
-    copy->first = first;
-    return copy;
+  std::shared_ptr<Cache> share(int64_t keep) override {
+    return std::make_shared<BlockCache>(kv_heads, k_dim, v_dim, dtype, latent, KernelCache(mk_kv_share(kv, keep), mk_kv_free), held_);
+  }
+
+  void begin(int64_t at) override {
+    checked(mk_kv_begin(kv, at));
+    length = first = at;
+  }
+
+  void read(int64_t pos, int64_t n, char* k, char* v) override { checked(mk_kv_read(kv, pos, n, k, v)); }
+
+  void append_rows(int64_t n, const char* k, const char* v) override {
+    checked(mk_kv_append(kv, length, k, v, n));
+    length += n;
   }
 
   mk_kv* const kv;
+
+ private:
+  std::shared_ptr<int64_t> held_; // outlives own_
+  KernelCache own_;
 };
 
 // The dtype of all the segments' caches.
@@ -54,10 +70,7 @@ inline std::vector<mk_segment> appended(const std::vector<Segment>& segments, co
   for (auto& g : segments) {
     mk_kv* kv = static_cast<BlockCache&>(*g.cache).kv;
     if (k) {
-      if (mk_kv_append(kv, g.pos, row(k, g.row0), row(v, g.row0), g.rows) != 0)
-        throw std::runtime_error(format("no memory for %lld positions, or the cache holds %lld, want %lld",
-                                        static_cast<long long>(g.rows), static_cast<long long>(mk_kv_len(kv)),
-                                        static_cast<long long>(g.pos)));
+      checked(mk_kv_append(kv, g.pos, row(k, g.row0), row(v, g.row0), g.rows));
       g.cache->length += g.rows;
     }
     parts.push_back({kv, g.row0, g.rows, g.pos});

@@ -4,9 +4,11 @@
 
 #include <memory>
 #include <optional>
+#include <stdexcept>
 #include <string>
 #include <vector>
 
+#include "mlx/allocator.h"
 #include "mlx/mlx.h"
 #include "shim.h"
 #include "state_backend.h"
@@ -40,12 +42,21 @@ class Cache {
   Cache(int kv_heads, int k_dim, int v_dim, mc::Dtype dtype, bool latent)
       : kv_heads(kv_heads), k_dim(k_dim), v_dim(v_dim), dtype(dtype), latent(latent) {}
   virtual ~Cache() = default;
-  virtual uint64_t bytes() const = 0;
-  virtual bool counted_by_mlx() const { return false; } // bytes are within MLX's active memory
-  virtual void truncate(int64_t len) = 0;    // first <= len <= length
+  virtual uint64_t bytes() const = 0;        // what is shared counts in full
+  virtual uint64_t owed() const = 0;         // of these, what the next append copies because others share it
+  virtual void truncate(int64_t len) = 0;    // first <= len <= length, or len = 0
   virtual void drop_before(int64_t pos) = 0; // advances first, at most to pos
-  virtual std::shared_ptr<Cache> fork() = 0;
-  virtual void abandon() {}   // the handle is freed: let go of the graph
+  virtual std::shared_ptr<Cache> share(int64_t keep) = 0; // the first keep positions; first <= keep <= length, or keep = 0
+  virtual void begin(int64_t at) = 0;        // of an empty cache: positions before it are as if dropped
+  // n rows of keys [n, kv_heads, k_dim] and of values, of a latent cache keys alone. read's lie within [first, length), and
+  // either may be null.
+  virtual void read(int64_t pos, int64_t n, char* k, char* v) = 0;
+  virtual void append_rows(int64_t n, const char* k, const char* v) = 0;
+  virtual void abandon() {} // the handle is freed: let go of the graph
+  // The arrays behind the cache, if MLX counts them.
+  virtual std::vector<const array*> arrays() const { return {}; }
+  size_t key_bytes() const { return size_t(kv_heads) * k_dim * dtype.size(); } // of a row
+  size_t value_bytes() const { return latent ? 0 : size_t(kv_heads) * v_dim * dtype.size(); }
 
   const int kv_heads, k_dim, v_dim;
   const mc::Dtype dtype;
@@ -140,6 +151,10 @@ class Backend {
   virtual RecurrentBackend& recurrent() = 0;
   virtual LatentBackend& latent() = 0;
   virtual ActivationBackend& activation() = 0;
+  // Bytes of caches and states if they are no arrays of MLX's, each block once, else nothing; and of working memory.
+  virtual std::optional<int64_t> held() const { return std::nullopt; }
+  virtual uint64_t scratch() const { return 0; }
+  virtual void release_scratch() {}
 };
 
 std::unique_ptr<Backend> make_kernel_backend(mc::Stream, int threads, int isa);
@@ -155,8 +170,41 @@ mc::Dtype dtype_of(int number);
 inline bool is_float(mc::Dtype t) { return t == mc::float32 || t == mc::float16 || t == mc::bfloat16; }
 char* copy_message(const char*); // for a caller that frees it
 
+// Memory that could not be had.
+class NoMemory : public std::runtime_error {
+ public:
+  explicit NoMemory(uint64_t bytes) : std::runtime_error(format("no memory for %llu bytes", (unsigned long long)bytes)) {}
+};
+
+// Throws if a test wants the allocation that comes next to fail.
+void may_fail();
+// MLX's memory; NoMemory where MLX itself would hand out a null pointer.
+mc::allocator::Data allocated(size_t bytes);
+void* memory_of(const mc::allocator::Data&);
+
+// The exception that is being handled: MX_INVALID, MX_NO_MEMORY or MX_DEVICE, and its text.
+struct Caught {
+  int kind;
+  std::string text;
+};
+Caught caught() noexcept;
+void describe_caught(mx_failure*) noexcept;
+
+// Runs f and describes what it throws.
+template <class F>
+auto reported(mx_failure* failure, F f) -> decltype(f()) {
+  try {
+    return f();
+  } catch (...) {
+    describe_caught(failure);
+  }
+  return {};
+}
+
 // Computes the arrays and what they depend on, and waits for them.
 void compute(mc::Stream, std::vector<array>);
+// The array's elements, computed and row-major.
+array row_major(mc::Stream, array);
 
 } // namespace mlxcel
 
@@ -185,12 +233,15 @@ struct mx_scope {
   mx_stream* stream;
   std::vector<mx_array*> arrays;
   bool failed = false;
-  std::string op, inputs, reason;
+  int kind = MX_INVALID;
+  const char* op = "";
+  std::string inputs, reason;
 
   mx_array* own(mlx::core::array value);
   void adopt(mx_array*);
   void release(mx_array*);
-  void fail(const char* op, std::string inputs, std::string reason);
+  // Notes the exception that is being handled, unless there was another before.
+  void fail(const char* op, mx_array* const* inputs, size_t n) noexcept;
 };
 
 namespace mlxcel {
@@ -203,10 +254,8 @@ auto guarded(mx_scope* s, const char* op, std::initializer_list<mx_array*> input
   if (s == nullptr || s->failed) return {};
   try {
     return f();
-  } catch (const std::exception& e) {
-    s->fail(op, describe_all(inputs.begin(), inputs.size()), e.what());
   } catch (...) {
-    s->fail(op, describe_all(inputs.begin(), inputs.size()), "unknown failure");
+    s->fail(op, inputs.begin(), inputs.size());
   }
   return {};
 }

@@ -7,7 +7,6 @@
 
 #include "internal.h"
 #include "kernels.h"
-#include "mlx/allocator.h"
 
 namespace mlxcel {
 
@@ -18,14 +17,17 @@ inline mk_dtype kernel_dtype(mc::Dtype t) { return t == mc::float32 ? MK_F32 : t
 inline mk_dtype kernel_dtype(const array& a) { return kernel_dtype(a.dtype()); }
 inline mk_dtype kernel_dtype(const std::optional<array>& a) { return a ? kernel_dtype(a->dtype()) : MK_F32; }
 
+// Throws what a kernel reports.
+inline void checked(mk_result r) {
+  if (r > 0) throw NoMemory(static_cast<uint64_t>(r));
+  if (r < 0) throw std::logic_error("the positions do not fit what the cache holds");
+}
+
 // A row-major array for a kernel to fill.
 inline array fresh(mc::Shape shape, mc::Dtype dtype) {
   size_t bytes = dtype.size();
   for (int n : shape) bytes *= n;
-  auto buffer = mc::allocator::malloc(bytes);
-  if (bytes > 0 && mc::allocator::Buffer(buffer.buffer()).raw_ptr() == nullptr)
-    throw std::runtime_error(format("no memory for %zu bytes", bytes));
-  return array(std::move(buffer), std::move(shape), dtype);
+  return array(allocated(bytes), std::move(shape), dtype);
 }
 
 // Copies an array of any strides to a row-major one.
@@ -107,8 +109,9 @@ class KernelOps {
 inline const void* data(const std::optional<array>& a) { return a ? a->data<void>() : nullptr; }
 
 std::unique_ptr<MoeBackend> make_kernel_moe(mc::Stream, Pool);
-std::unique_ptr<RecurrentBackend> make_kernel_recurrent(mc::Stream, Pool);
-std::unique_ptr<LatentBackend> make_kernel_latent(mc::Stream, Pool);
+// held counts the bytes of states and of blocks, each once.
+std::unique_ptr<RecurrentBackend> make_kernel_recurrent(mc::Stream, Pool, std::shared_ptr<int64_t> held);
+std::unique_ptr<LatentBackend> make_kernel_latent(mc::Stream, Pool, std::shared_ptr<int64_t> held);
 std::unique_ptr<ActivationBackend> make_kernel_activation(mc::Stream, Pool);
 
 } // namespace mlxcel

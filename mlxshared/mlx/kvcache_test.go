@@ -91,14 +91,14 @@ func TestCacheAbandonedStep(t *testing.T) {
 	})
 }
 
-func TestCacheFork(t *testing.T) {
+func TestCacheShare(t *testing.T) {
 	eachBackend(t, func(t *testing.T, s *Stream) {
 		c := scope(t, s)
 		kv, other := newCache(t, s, cacheSpec, Float32), newCache(t, s, cacheSpec, Float32)
 		if err := c.Eval(feed(c, kv, 0, 70), feed(c, other, 0, 70)); err != nil {
 			t.Fatal(err)
 		}
-		fork, err := kv.Fork()
+		fork, err := kv.Share(kv.Len())
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -151,7 +151,7 @@ func TestCacheDropBefore(t *testing.T) {
 		if err := kv.Truncate(100); err == nil || !strings.Contains(err.Error(), "were dropped") {
 			t.Errorf("truncating into the dropped part: %v", err)
 		}
-		fork, err := kv.Fork()
+		fork, err := kv.Share(kv.Len())
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -206,7 +206,7 @@ func TestCacheErrors(t *testing.T) {
 		if err := kv.Truncate(0); err == nil {
 			t.Error("truncating a freed cache succeeds")
 		}
-		if _, err := kv.Fork(); err == nil {
+		if _, err := kv.Share(kv.Len()); err == nil {
 			t.Error("forking a freed cache succeeds")
 		}
 		if kv.Len() != 0 || kv.Bytes() != 0 {

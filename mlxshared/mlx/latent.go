@@ -17,12 +17,12 @@ import "fmt"
 // elements of the keys and take no memory: the compressed keys and values of multi-head latent attention (DeepSeek-V2,
 // 2024). Attention takes no v with it.
 func (s *Stream) NewLatentCache(kDim, vDim int, dtype Dtype) (*KVCache, error) {
-	var msg *C.char
-	p := C.mx_kv_new_latent(s.p, C.int(kDim), C.int(vDim), C.int(dtype), &msg)
+	var failure C.mx_failure
+	p := C.mx_kv_new_latent(s.p, C.int(kDim), C.int(vDim), C.int(dtype), &failure)
 	if p == nil {
-		return nil, fmt.Errorf("mlx: new latent cache of key %d, value %d, %s: %w", kDim, vDim, dtype, takeError(msg))
+		return nil, fmt.Errorf("mlx: new latent cache of key %d, value %d, %s: %w", kDim, vDim, dtype, failed(&failure))
 	}
-	return &KVCache{p: p, stream: s}, nil
+	return &KVCache{p: p, stream: s, keys: kDim * dtype.Size()}, nil
 }
 
 // MultiLinear multiplies each head of x [rows, heads*cols] by its own matrix of w [heads, outputs, cols], transposed:

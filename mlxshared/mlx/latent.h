@@ -14,7 +14,7 @@ typedef struct {
   mx_array *q, *k, *weights;
 } mx_index;
 
-mx_kv *mx_kv_new_latent(mx_stream *, int k_dim, int v_dim, int dtype, char **error);
+mx_kv *mx_kv_new_latent(mx_stream *, int k_dim, int v_dim, int dtype, mx_failure *);
 mx_array *mx_multi_linear(mx_scope *, mx_array *x, const mx_matrix *);
 // index_kv holds the indexer's cache of each segment.
 mx_array *mx_sparse_attention(mx_scope *, mx_array *q, mx_array *k, const mx_attention_spec *, const mx_index *,

@@ -8,19 +8,20 @@ namespace {
 
 class KernelLatent final : public LatentBackend, KernelOps {
  public:
-  using KernelOps::KernelOps;
+  KernelLatent(mc::Stream s, Pool pool, std::shared_ptr<int64_t> held) : KernelOps(s, std::move(pool)), held_(std::move(held)) {}
 
   array multi_linear(const array& x, const Matrix& w) override {
     const int heads = w.w.shape(0);
     array in = dense(x), y = fresh({x.shape(0), heads * w.rows}, x.dtype());
     KernelMatrix m = dense(w);
     m.kernel.rows *= heads;
-    mk_multi_linear(pool(), &m.kernel, heads, in.data<void>(), kernel_dtype(in), y.data<void>(), x.shape(0));
+    checked(mk_multi_linear(pool(), &m.kernel, heads, in.data<void>(), kernel_dtype(in), y.data<void>(), x.shape(0)));
     return y;
   }
 
   std::shared_ptr<Cache> new_cache(int k_dim, int v_dim, mc::Dtype dtype) override {
-    return std::make_shared<BlockCache>(1, k_dim, v_dim, dtype, true, mk_kv_new_latent(k_dim, v_dim, kernel_dtype(dtype)));
+    KernelCache own(mk_kv_new_latent(k_dim, v_dim, kernel_dtype(dtype), held_.get()), mk_kv_free);
+    return std::make_shared<BlockCache>(1, k_dim, v_dim, dtype, true, std::move(own), held_);
   }
 
   array sparse_attention(const array& q, const array& k, const Attention& spec, const std::vector<Segment>& segments,
@@ -32,16 +33,19 @@ class KernelLatent final : public LatentBackend, KernelOps {
     std::vector<const mk_kv*> keys;
     for (const mk_segment& g : appended(index, &index_key, nullptr)) keys.push_back(g.kv);
     const mk_indexer indexer = {x.heads, x.dim, x.top_k, index_q.data<void>(), weights.data<float>(), keys.data()};
-    mk_sparse_attention(pool(), query.data<void>(), kernel_dtype(query), spec.heads, spec.scale, parts.data(),
-                        static_cast<int64_t>(parts.size()), &indexer, y.data<void>());
+    checked(mk_sparse_attention(pool(), query.data<void>(), kernel_dtype(query), spec.heads, spec.scale, parts.data(),
+                                static_cast<int64_t>(parts.size()), &indexer, y.data<void>()));
     return y;
   }
+
+ private:
+  std::shared_ptr<int64_t> held_;
 };
 
 } // namespace
 
-std::unique_ptr<LatentBackend> make_kernel_latent(mc::Stream s, Pool pool) {
-  return std::make_unique<KernelLatent>(s, std::move(pool));
+std::unique_ptr<LatentBackend> make_kernel_latent(mc::Stream s, Pool pool, std::shared_ptr<int64_t> held) {
+  return std::make_unique<KernelLatent>(s, std::move(pool), std::move(held));
 }
 
 } // namespace mlxcel

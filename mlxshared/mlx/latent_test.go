@@ -90,7 +90,7 @@ func TestLatentCacheIsTheKeys(t *testing.T) {
 		if latent.Bytes() >= both.Bytes() {
 			t.Errorf("%d bytes, no less than the %d of keys and values", latent.Bytes(), both.Bytes())
 		}
-		copied, err := latent.Fork()
+		copied, err := latent.Share(latent.Len())
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -5,6 +5,7 @@
 #include <cstring>
 #include <fstream>
 #include <limits>
+#include <unordered_set>
 
 #ifdef __APPLE__
 #include <mach/mach.h>
@@ -82,15 +83,20 @@ uint64_t gpu_number(std::initializer_list<const char*> keys) try {
 }
 
 // What caches hold outside MLX's allocator.
-uint64_t kv_bytes(mx_stream* s) {
+uint64_t held_outside(const mx_stream* s) { return s ? static_cast<uint64_t>(s->backend->held().value_or(0)) : 0; }
+
+// Bytes of arrays, those that share a buffer once.
+class Tally {
+ public:
+  void add(const array& a) {
+    const void* one = a.is_available() ? static_cast<const void*>(a.data_shared_ptr().get()) : reinterpret_cast<const void*>(a.id());
+    if (seen_.insert(one).second) bytes += a.nbytes();
+  }
   uint64_t bytes = 0;
-  if (s == nullptr) return 0;
-  for (auto* kv : s->caches)
-    if (!kv->cache->counted_by_mlx()) bytes += kv->cache->bytes();
-  for (auto* h : s->states)
-    if (!h->state->counted_by_mlx()) bytes += h->state->bytes();
-  return bytes;
-}
+
+ private:
+  std::unordered_set<const void*> seen_;
+};
 
 } // namespace
 
@@ -106,10 +112,30 @@ char* mx_device_name(bool gpu) try {
 
 uint64_t mx_device_total_memory(bool gpu) { return gpu ? gpu_number({"total_memory", "memory_size"}) : host_total(); }
 
-uint64_t mx_device_free_memory(bool gpu) {
+uint64_t mx_device_free_memory(bool gpu) try {
   if (!gpu) return host_free();
   if (uint64_t free = gpu_number({"free_memory"})) return free;
   return host_free(); // Metal shares the host's memory
+} catch (const std::exception&) {
+  return 0; // not even for asking
+}
+
+uint64_t mx_stream_held(mx_stream* s) try {
+  if (s == nullptr || s->backend->held()) return held_outside(s);
+  Tally tally;
+  for (auto* kv : s->caches)
+    for (auto* a : kv->cache->arrays()) tally.add(*a);
+  for (auto* h : s->states)
+    if (auto* a = h->state->array()) tally.add(*a);
+  return tally.bytes;
+} catch (const std::exception&) {
+  return 0; // not even for counting
+}
+
+uint64_t mx_stream_scratch(mx_stream* s) { return s ? s->backend->scratch() : 0; }
+
+void mx_stream_release_scratch(mx_stream* s) {
+  if (s) s->backend->release_scratch();
 }
 
 uint64_t mx_memory_in_use(mx_stream* s) {
@@ -117,10 +143,12 @@ uint64_t mx_memory_in_use(mx_stream* s) {
     if (s) mc::synchronize(s->stream); // buffers are let go at the end of the queue
   } catch (const std::exception&) {
   }
-  return mc::get_active_memory() + kv_bytes(s);
+  return mc::get_active_memory() + held_outside(s);
 }
 
-uint64_t mx_memory_peak(mx_stream* s) { return mc::get_peak_memory() + kv_bytes(s); }
+uint64_t mx_memory_peak(mx_stream* s) { return mc::get_peak_memory() + held_outside(s); }
+
+uint64_t mx_memory_cached(void) { return mc::get_cache_memory(); }
 
 void mx_memory_reset_peak(void) { mc::reset_peak_memory(); }
 

@@ -23,8 +23,8 @@ class KernelMoe final : public MoeBackend, KernelOps {
     auto* id = chosen.data<int32_t>();
     for (int i = 0; i < rows * k; i++)
       if (id[i] < 0 || id[i] >= experts) throw std::out_of_range(format("expert %d, want 0 to %d", id[i], experts - 1));
-    mk_linear_gather(pool(), &m.kernel, experts, data(b), kernel_dtype(b), in.data<void>(), kernel_dtype(in),
-                     in.ndim() == 3, id, rows, k, y.data<void>());
+    checked(mk_linear_gather(pool(), &m.kernel, experts, data(b), kernel_dtype(b), in.data<void>(), kernel_dtype(in),
+                             in.ndim() == 3, id, rows, k, y.data<void>()));
     return y;
   }
 
@@ -33,7 +33,7 @@ class KernelMoe final : public MoeBackend, KernelOps {
     auto bias = dense(r.bias);
     const mk_route_spec spec = {r.experts, r.top_k, static_cast<mk_route_scores>(r.scores), r.normalize, r.epsilon, r.scale,
                                 static_cast<const float*>(data(bias)), r.groups, r.top_groups, r.high_ties};
-    mk_route(pool(), in.data<void>(), kernel_dtype(in), &spec, in.shape(0), ids.data<int32_t>(), weights.data<float>());
+    checked(mk_route(pool(), in.data<void>(), kernel_dtype(in), &spec, in.shape(0), ids.data<int32_t>(), weights.data<float>()));
     return {ids, weights};
   }
 

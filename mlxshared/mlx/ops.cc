@@ -129,8 +129,8 @@ mx_array* mx_concat(mx_scope* s, mx_array* const* list, int n, int axis) {
     arrays.reserve(n);
     for (int i = 0; i < n; i++) arrays.push_back(need(list[i], "an argument"));
     return s->own(s->stream->backend->concatenate(std::move(arrays), axis));
-  } catch (const std::exception& e) {
-    s->fail("concat", describe_all(list, n), e.what());
+  } catch (...) {
+    s->fail("concat", list, n);
     return nullptr;
   }
 }

@@ -8,9 +8,10 @@ using namespace mlxcel;
 namespace {
 
 mx_state* handle(mx_stream* s, std::shared_ptr<State> state) {
-  auto* h = new mx_state{std::move(state), s};
-  s->states.push_back(h);
-  return h;
+  may_fail();
+  auto h = std::make_unique<mx_state>(mx_state{std::move(state), s});
+  s->states.push_back(h.get());
+  return h.release();
 }
 
 void forget(std::vector<mx_state*>& list, mx_state* h) { list.erase(std::remove(list.begin(), list.end(), h), list.end()); }
@@ -69,22 +70,11 @@ StateSegments checked(const mx_state_segment* segments, int n, int rows, int sta
 
 RecurrentBackend& backend(mx_scope* s) { return s->stream->backend->recurrent(); }
 
-// Runs f and turns what it throws into a message.
-template <class F>
-mx_state* reported(char** error, F f) {
-  try {
-    return f();
-  } catch (const std::exception& e) {
-    *error = copy_message(e.what());
-  }
-  return nullptr;
-}
-
 } // namespace
 
-mx_state* mx_state_new(mx_stream* s, int rows, int cols, int dtype, char** error) {
+mx_state* mx_state_new(mx_stream* s, int rows, int cols, int dtype, mx_failure* failure) {
   if (s == nullptr) return nullptr;
-  return reported(error, [&] {
+  return reported(failure, [&] {
     auto t = dtype_of(dtype);
     want_positive({rows, cols});
     want(is_float(t), "the dtype must be float32, float16 or bfloat16");
@@ -102,9 +92,34 @@ int64_t mx_state_len(const mx_state* h) { return h ? h->state->length : 0; }
 
 uint64_t mx_state_bytes(const mx_state* h) { return h ? h->state->bytes() : 0; }
 
-mx_state* mx_state_fork(mx_state* h, char** error) {
+mx_state* mx_state_copy(mx_state* h, mx_failure* failure) {
   if (h == nullptr) return nullptr;
-  return reported(error, [&] { return handle(h->stream, h->state->fork()); });
+  return reported(failure, [&] { return handle(h->stream, h->state->copy()); });
+}
+
+static void want_matrix(const State& s, size_t bytes) {
+  const size_t size = size_t(s.rows) * s.cols * s.dtype.size();
+  want(bytes == size, format("%zu bytes for a state of %zu", bytes, size));
+}
+
+bool mx_state_read(mx_state* h, void* data, size_t bytes, mx_failure* failure) {
+  if (h == nullptr) return false;
+  return reported(failure, [&] {
+    want_matrix(*h->state, bytes);
+    h->state->read(static_cast<char*>(data));
+    return true;
+  });
+}
+
+bool mx_state_write(mx_state* h, const void* data, size_t bytes, int64_t length, mx_failure* failure) {
+  if (h == nullptr) return false;
+  return reported(failure, [&] {
+    want_matrix(*h->state, bytes);
+    want(length >= 0, "a negative length");
+    h->state->write(static_cast<const char*>(data));
+    h->state->length = length;
+    return true;
+  });
 }
 
 mx_array* mx_causal_conv(mx_scope* s, mx_array* x, mx_array* weight, mx_array* bias, bool silu, const mx_state_segment* segments,

@@ -8,22 +8,39 @@ namespace {
 
 class HeldState final : public State {
  public:
-  HeldState(int rows, int cols, mc::Dtype dtype)
-      : State(rows, cols, dtype), data_(mk_state_bytes(rows, cols, kernel_dtype(dtype))) {}
+  HeldState(int rows, int cols, mc::Dtype dtype, std::shared_ptr<int64_t> held)
+      : State(rows, cols, dtype), held_(std::move(held)) {
+    may_fail();
+    data_.resize(mk_state_bytes(rows, cols, kernel_dtype(dtype)));
+    *held_ += static_cast<int64_t>(data_.size());
+  }
+  ~HeldState() override { *held_ -= static_cast<int64_t>(data_.size()); }
 
   uint64_t bytes() const override { return data_.size(); }
 
-  std::shared_ptr<State> fork() override {
-    auto copy = std::make_shared<HeldState>(rows, cols, dtype);
+  std::shared_ptr<State> copy() override {
+    auto copy = std::make_shared<HeldState>(rows, cols, dtype, held_);
     copy->data_ = data_;
     copy->length = length;
     return copy;
   }
 
+  void read(char* data) override {
+    for (int r = 0; r < rows; r++) memcpy(data + r * row(), data_.data() + r * padded(), row());
+  }
+
+  void write(const char* data) override {
+    for (int r = 0; r < rows; r++) memcpy(data_.data() + r * padded(), data + r * row(), row());
+  }
+
   void* data() { return data_.data(); }
 
  private:
+  size_t row() const { return size_t(cols) * dtype.size(); }
+  size_t padded() const { return data_.size() / rows; }
+
   std::vector<char> data_;
+  std::shared_ptr<int64_t> held_;
 };
 
 // The segments as kernels take them. Their states count as advanced from here on.
@@ -39,10 +56,11 @@ std::vector<mk_recurrent_segment> entered(const StateSegments& segments) {
 
 class KernelRecurrent final : public RecurrentBackend, KernelOps {
  public:
-  using KernelOps::KernelOps;
+  KernelRecurrent(mc::Stream s, Pool pool, std::shared_ptr<int64_t> held)
+      : KernelOps(s, std::move(pool)), held_(std::move(held)) {}
 
   std::shared_ptr<State> new_state(int rows, int cols, mc::Dtype dtype) override {
-    return std::make_shared<HeldState>(rows, cols, dtype);
+    return std::make_shared<HeldState>(rows, cols, dtype, held_);
   }
 
   array conv(const array& x, const array& weight, const std::optional<array>& bias, bool silu,
@@ -62,8 +80,8 @@ class KernelRecurrent final : public RecurrentBackend, KernelOps {
     array y = fresh({x.shape(0), x.shape(1)}, x.dtype());
     auto parts = entered(segments);
     const mk_scan spec = {rates.shape(1), rates.shape(0)};
-    mk_selective_scan(pool(), &spec, rates.data<float>(), through.data<float>(), in.data<void>(), step.data<void>(),
-                      enter.data<void>(), leave.data<void>(), kernel_dtype(in), parts.data(), count(parts), y.data<void>());
+    checked(mk_selective_scan(pool(), &spec, rates.data<float>(), through.data<float>(), in.data<void>(), step.data<void>(),
+                              enter.data<void>(), leave.data<void>(), kernel_dtype(in), parts.data(), count(parts), y.data<void>()));
     return y;
   }
 
@@ -73,8 +91,8 @@ class KernelRecurrent final : public RecurrentBackend, KernelOps {
     array y = fresh({xbc.shape(0), p.heads * p.head_dim}, xbc.dtype());
     auto parts = entered(segments);
     const mk_ssm spec = {p.heads, p.head_dim, p.groups, p.states, p.dt_min, p.dt_max};
-    mk_ssm_step(pool(), &spec, rates.data<float>(), through.data<float>(), bias.data<float>(), in.data<void>(),
-                step.data<void>(), kernel_dtype(in), parts.data(), count(parts), y.data<void>());
+    checked(mk_ssm_step(pool(), &spec, rates.data<float>(), through.data<float>(), bias.data<float>(), in.data<void>(),
+                        step.data<void>(), kernel_dtype(in), parts.data(), count(parts), y.data<void>()));
     return y;
   }
 
@@ -84,8 +102,8 @@ class KernelRecurrent final : public RecurrentBackend, KernelOps {
     array y = fresh({qkv.shape(0), p.value_heads * p.value_dim}, qkv.dtype());
     auto parts = entered(segments);
     const mk_delta spec = {p.key_heads, p.value_heads, p.key_dim, p.value_dim, p.channel_gate, p.lower_bound};
-    mk_gated_delta(pool(), &spec, rates.data<float>(), bias.data<float>(), in.data<void>(), gates.data<void>(),
-                   betas.data<void>(), kernel_dtype(in), parts.data(), count(parts), y.data<void>());
+    checked(mk_gated_delta(pool(), &spec, rates.data<float>(), bias.data<float>(), in.data<void>(), gates.data<void>(),
+                           betas.data<void>(), kernel_dtype(in), parts.data(), count(parts), y.data<void>()));
     return y;
   }
 
@@ -98,12 +116,14 @@ class KernelRecurrent final : public RecurrentBackend, KernelOps {
 
  private:
   static int64_t count(const std::vector<mk_recurrent_segment>& parts) { return static_cast<int64_t>(parts.size()); }
+
+  std::shared_ptr<int64_t> held_;
 };
 
 } // namespace
 
-std::unique_ptr<RecurrentBackend> make_kernel_recurrent(mc::Stream s, Pool pool) {
-  return std::make_unique<KernelRecurrent>(s, std::move(pool));
+std::unique_ptr<RecurrentBackend> make_kernel_recurrent(mc::Stream s, Pool pool, std::shared_ptr<int64_t> held) {
+  return std::make_unique<KernelRecurrent>(s, std::move(pool), std::move(held));
 }
 
 } // namespace mlxcel

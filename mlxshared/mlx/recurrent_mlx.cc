@@ -1,4 +1,5 @@
 // States and the operations on them, composed of MLX's own.
+#include <algorithm>
 #include <cmath>
 
 #include "internal.h"
@@ -10,13 +11,27 @@ namespace {
 class ArrayState final : public State {
  public:
   ArrayState(int rows, int cols, mc::Dtype dtype, mc::Stream s)
-      : State(rows, cols, dtype), value(mc::zeros({rows, cols}, dtype, s)) {}
+      : State(rows, cols, dtype), value(mc::zeros({rows, cols}, dtype, s)), stream_(s) {}
   uint64_t bytes() const override { return uint64_t(rows) * cols * dtype.size(); }
-  bool counted_by_mlx() const override { return true; }
-  std::shared_ptr<State> fork() override { return std::make_shared<ArrayState>(*this); }
-  void abandon() override { value = array(0.0f); }
+  const mc::array* array() const override { return &value; }
+  std::shared_ptr<State> copy() override { return std::make_shared<ArrayState>(*this); }
+  void abandon() override { value = mc::array(0.0f); }
 
-  array value;
+  void read(char* data) override {
+    value = row_major(stream_, value);
+    std::copy_n(value.data<char>(), value.nbytes(), data);
+  }
+
+  void write(const char* data) override {
+    auto memory = allocated(bytes());
+    std::copy_n(data, bytes(), static_cast<char*>(memory_of(memory)));
+    value = mc::array(std::move(memory), {rows, cols}, dtype);
+  }
+
+  mc::array value;
+
+ private:
+  mc::Stream stream_;
 };
 
 class MlxRecurrent final : public RecurrentBackend {

@@ -117,7 +117,7 @@ func TestRecurrencesRunAhead(t *testing.T) {
 	})
 }
 
-func TestStateFork(t *testing.T) {
+func TestStateCopy(t *testing.T) {
 	eachRecurrence(t, func(t *testing.T, r *recurrentCase) {
 		eachBackend(t, func(t *testing.T, s *Stream) {
 			c := scope(t, s)
@@ -127,7 +127,7 @@ func TestStateFork(t *testing.T) {
 			if err := c.Eval(first(state), first(other)); err != nil {
 				t.Fatal(err)
 			}
-			fork, err := state.Fork()
+			fork, err := state.Copy()
 			if err != nil {
 				t.Fatal(err)
 			}

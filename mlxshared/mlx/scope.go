@@ -27,7 +27,13 @@ type Scope struct {
 }
 
 // NewScope makes an empty scope. Close frees it with all its arrays.
-func (s *Stream) NewScope() *Scope { return &Scope{p: C.mx_scope_new(s.p)} }
+func (s *Stream) NewScope() *Scope {
+	scope := &Scope{p: C.mx_scope_new(s.p)}
+	if scope.p == nil && s.p != nil {
+		scope.err = &OpError{Op: "new scope", Reason: KindNoMemory.String(), Kind: KindNoMemory}
+	}
+	return scope
+}
 
 // Close frees every array that the scope still owns. Twice is harmless.
 func (s *Scope) Close() {
@@ -45,22 +51,18 @@ func (s *Scope) Keep(a Array) Array {
 	return a
 }
 
-// Adopt moves an array that the caller owns into the scope.
+// Adopt moves an array that the caller owns into the scope. Where that fails the array is freed.
 func (s *Scope) Adopt(a Array) Array {
-	if s.p != nil && a.p != nil {
-		C.mx_scope_adopt(s.p, a.p)
+	if a.p == nil {
+		return a
+	}
+	if s.p == nil || !bool(C.mx_scope_adopt(s.p, a.p)) {
+		a.Free()
+		s.check(false)
+		return Array{}
 	}
 	return a
 }
-
-// OpError is an operation that failed.
-type OpError struct {
-	Op     string // "linear"
-	Inputs string // dtypes and shapes: "float32[4,8], none"
-	Reason string
-}
-
-func (e *OpError) Error() string { return fmt.Sprintf("mlx: %s(%s): %s", e.Op, e.Inputs, e.Reason) }
 
 // Err is the first error of the scope's operations.
 func (s *Scope) Err() error { return s.err }
@@ -96,6 +98,7 @@ func (s *Scope) check(ok bool) {
 		Op:     C.GoString(C.mx_scope_error(s.p, 0)),
 		Inputs: C.GoString(C.mx_scope_error(s.p, 1)),
 		Reason: C.GoString(C.mx_scope_error(s.p, 2)),
+		Kind:   Kind(C.mx_scope_error_kind(s.p)),
 	}
 }
 

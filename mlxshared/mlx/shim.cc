@@ -4,12 +4,14 @@
 #include <cstdarg>
 #include <cstring>
 #include <mutex>
+#include <unordered_set>
 
 #ifdef __linux__
 #include <sys/mman.h>
 #endif
 
 #include "internal.h"
+#include "kernels.h"
 
 using namespace mlxcel;
 
@@ -119,12 +121,62 @@ std::string describe_all(mx_array* const* arrays, size_t n) {
 
 char* copy_message(const char* text) { return strdup(text); }
 
+void may_fail() {
+  if (mk_allocation_fails()) throw std::bad_alloc();
+}
+
+void* memory_of(const mc::allocator::Data& data) { return mc::allocator::Buffer(data.buffer()).raw_ptr(); }
+
+mc::allocator::Data allocated(size_t bytes) {
+  if (bytes > 0 && mk_allocation_fails()) throw NoMemory(bytes);
+  if (auto data = mc::allocator::malloc(bytes); bytes == 0 || memory_of(data) != nullptr) return data;
+  mc::clear_cache(); // which may hold many buffers that are each too small
+  if (auto data = mc::allocator::malloc(bytes); memory_of(data) != nullptr) return data;
+  throw NoMemory(bytes);
+}
+
+// Whether a back end's own words mean that memory ran out: MLX's allocators throw plain runtime errors.
+static bool tells_no_memory(const char* text) {
+  for (const char* sign : {"allocate", "out of memory", "OutOfMemory", "Insufficient Memory"})
+    if (strstr(text, sign) != nullptr) return true;
+  return false;
+}
+
+static int kind_of(const std::exception& e) {
+  if (dynamic_cast<const NoMemory*>(&e) || dynamic_cast<const std::bad_alloc*>(&e)) return MX_NO_MEMORY;
+  if (dynamic_cast<const std::logic_error*>(&e)) return MX_INVALID;
+  return tells_no_memory(e.what()) ? MX_NO_MEMORY : MX_DEVICE;
+}
+
+Caught caught() noexcept {
+  Caught c{MX_DEVICE, {}};
+  try {
+    throw;
+  } catch (const std::exception& e) {
+    c.kind = kind_of(e);
+    try {
+      c.text = dynamic_cast<const std::bad_alloc*>(&e) ? "no memory" : e.what();
+    } catch (const std::exception&) {
+      // The kind must do.
+    }
+  } catch (...) {
+    c.text = "unknown"; // short enough to need no memory
+  }
+  return c;
+}
+
+void describe_caught(mx_failure* failure) noexcept {
+  Caught c = caught();
+  *failure = {copy_message(c.text.c_str()), c.kind};
+}
+
 } // namespace mlxcel
 
 mx_array::mx_array(mc::array value) : value(std::move(value)) { live_arrays.fetch_add(1, std::memory_order_relaxed); }
 mx_array::~mx_array() { live_arrays.fetch_sub(1, std::memory_order_relaxed); }
 
 mx_array* mx_scope::own(mc::array value) {
+  may_fail();
   auto a = std::make_unique<mx_array>(std::move(value));
   adopt(a.get());
   return a.release();
@@ -143,17 +195,23 @@ void mx_scope::release(mx_array* a) {
   a->owner = nullptr;
 }
 
-void mx_scope::fail(const char* op_name, std::string in, std::string why) {
+void mx_scope::fail(const char* op_name, mx_array* const* list, size_t n) noexcept {
+  Caught c = caught();
   if (failed) return;
   failed = true;
   op = op_name;
-  inputs = std::move(in);
-  reason = std::move(why);
+  kind = c.kind;
+  reason = std::move(c.text);
+  try {
+    inputs = describe_all(list, n);
+  } catch (const std::exception&) {
+    inputs.clear();
+  }
 }
 
 // Streams.
 
-mx_stream* mx_stream_open(bool gpu, bool kernels, int threads, int isa, char** error) try {
+mx_stream* mx_stream_open(bool gpu, bool kernels, int threads, int isa, mx_failure* failure) try {
   if (gpu && !mx_gpu_available()) throw std::runtime_error("device gpu: this build of MLX finds none");
   if (gpu && kernels) throw std::runtime_error("the kernels back end runs on the cpu only");
   auto stream = idle_streams().take(device_of(gpu));
@@ -164,14 +222,14 @@ mx_stream* mx_stream_open(bool gpu, bool kernels, int threads, int isa, char** e
     idle_streams().give(stream);
     throw;
   }
-} catch (const std::exception& e) {
-  *error = copy_message(e.what());
+} catch (...) {
+  describe_caught(failure);
   return nullptr;
 }
 
-bool mx_stream_close(mx_stream* s, char** error) {
+bool mx_stream_close(mx_stream* s, mx_failure* failure) {
   if (size_t held = s->caches.size() + s->states.size(); s->scopes > 0 || held > 0) {
-    *error = copy_message(format("%d scopes and %zu caches are still open", s->scopes, held).c_str());
+    *failure = {copy_message(format("%d scopes and %zu caches are still open", s->scopes, held).c_str()), MX_INVALID};
     return false;
   }
   try {
@@ -212,9 +270,9 @@ void mx_array_free(mx_array* a) {
 // Scopes.
 
 mx_scope* mx_scope_new(mx_stream* s) {
-  if (s == nullptr) return nullptr;
-  s->scopes++;
-  auto* scope = new mx_scope{s};
+  if (s == nullptr || mk_allocation_fails()) return nullptr;
+  auto* scope = new (std::nothrow) mx_scope{s};
+  if (scope) s->scopes++;
   return scope;
 }
 
@@ -228,16 +286,45 @@ void mx_scope_release(mx_scope* s, mx_array* a) {
   if (a->owner == s) s->release(a);
 }
 
-void mx_scope_adopt(mx_scope* s, mx_array* a) {
-  if (a->owner == nullptr) s->adopt(a);
+bool mx_scope_adopt(mx_scope* s, mx_array* a) {
+  if (a->owner != nullptr) return true;
+  try {
+    may_fail();
+    s->adopt(a);
+    return true;
+  } catch (...) {
+    s->fail("adopt", &a, 1);
+    return false;
+  }
 }
 
 const char* mx_scope_error(mx_scope* s, int part) {
-  return part == 0 ? s->op.c_str() : part == 1 ? s->inputs.c_str() : s->reason.c_str();
+  return part == 0 ? s->op : part == 1 ? s->inputs.c_str() : s->reason.c_str();
+}
+
+int mx_scope_error_kind(const mx_scope* s) { return s->kind; }
+
+// MLX's allocator of the CPU hands out null pointers when memory runs out, and its operations write to them. So what a graph
+// takes at most must be there before it runs: its results' bytes, freed at once.
+static void want_room(mc::Stream s, const std::vector<array>& roots) {
+  if (s.device != mc::Device(mc::Device::cpu)) return;
+  size_t bytes = 0;
+  std::unordered_set<uintptr_t> seen;
+  std::vector<array> open = roots;
+  while (!open.empty()) {
+    array a = std::move(open.back());
+    open.pop_back();
+    if (a.is_available() || a.status() != array::Status::unscheduled || !seen.insert(a.id()).second) continue;
+    bytes += a.nbytes();
+    open.insert(open.end(), a.inputs().begin(), a.inputs().end());
+    open.insert(open.end(), a.siblings().begin(), a.siblings().end());
+  }
+  if (bytes > 0) allocated(bytes);
 }
 
 void mlxcel::compute(mc::Stream s, std::vector<array> arrays) {
   if (std::all_of(arrays.begin(), arrays.end(), [](const array& a) { return a.is_available(); })) return;
+  want_room(s, arrays);
   // MLX would else make a stream of its own for this thread.
   mc::set_default_stream(s);
   try {
@@ -263,8 +350,8 @@ bool mx_eval(mx_scope* s, mx_array* const* list, int n) {
     for (int i = 0; i < n; i++) arrays.push_back(need(list[i], "an argument"));
     compute(s->stream->stream, std::move(arrays));
     return true;
-  } catch (const std::exception& e) {
-    s->fail("eval", describe_all(list, n), e.what());
+  } catch (...) {
+    s->fail("eval", list, n);
     return false;
   }
 }
@@ -292,12 +379,13 @@ mx_array* mx_uninitialized(mx_scope* s, int dtype, const int* shape, int ndim, v
     }
     if (*size != SIZE_MAX && *size != bytes)
       throw std::invalid_argument(format("%zu bytes for %s[%s], want %zu", *size, dtype_name(t), text.c_str(), bytes));
-    auto buffer = mc::allocator::malloc(bytes);
-    *data = bytes ? mc::allocator::Buffer(buffer.buffer()).raw_ptr() : nullptr;
-    if (bytes && *data == nullptr) throw std::runtime_error(format("no memory for %zu bytes", bytes));
-    want_huge_pages(*data, bytes);
+    auto buffer = allocated(bytes); // which frees it where what follows fails
+    void* memory = bytes ? memory_of(buffer) : nullptr;
+    want_huge_pages(memory, bytes);
+    auto* made = s->own(array(std::move(buffer), mc::Shape(shape, shape + ndim), t));
+    *data = memory;
     *size = bytes;
-    return s->own(array(std::move(buffer), mc::Shape(shape, shape + ndim), t));
+    return made;
   });
 }
 
@@ -308,19 +396,17 @@ mx_array* mx_from_bytes(mx_scope* s, const void* data, size_t bytes, int dtype, 
   return a;
 }
 
-// The value of a, computed and row-major.
-static array row_major(mx_scope* s, const mx_array* a) {
-  array value = need(a, "the array");
-  compute(s->stream->stream, {value});
+array mlxcel::row_major(mc::Stream s, array value) {
+  compute(s, {value});
   if (value.flags().row_contiguous) return value;
-  value = mc::contiguous(value, false, s->stream->stream);
-  compute(s->stream->stream, {value});
+  value = mc::contiguous(value, false, s);
+  compute(s, {value});
   return value;
 }
 
 bool mx_elements(mx_scope* s, mx_array* a, void** data) {
   return guarded(s, "elements", {a}, [&] {
-    array value = row_major(s, a);
+    array value = row_major(s->stream->stream, need(a, "the array"));
     a->value = value; // whose memory is handed out
     *data = value.data<void>();
     return true;
@@ -331,7 +417,7 @@ bool mx_copy_to(mx_scope* s, mx_array* a, void* dst, size_t bytes) {
   return guarded(s, "copy_to", {a}, [&] {
     size_t size = need(a, "the array").nbytes();
     if (size != bytes) throw std::invalid_argument(format("buffer of %zu bytes, want %zu", bytes, size));
-    array value = row_major(s, a);
+    array value = row_major(s->stream->stream, a->value);
     if (bytes) memcpy(dst, value.data<void>(), bytes);
     return true;
   });

@@ -9,11 +9,14 @@ extern "C" {
 #endif
 
 typedef struct mx_state mx_state;
-mx_state *mx_state_new(mx_stream *, int rows, int cols, int dtype, char **error);
+mx_state *mx_state_new(mx_stream *, int rows, int cols, int dtype, mx_failure *);
 void mx_state_free(mx_state *);
 int64_t mx_state_len(const mx_state *);
 uint64_t mx_state_bytes(const mx_state *);
-mx_state *mx_state_fork(mx_state *, char **error);
+mx_state *mx_state_copy(mx_state *, mx_failure *);
+// The matrix, row-major without padding. Writing sets the length.
+bool mx_state_read(mx_state *, void *data, size_t bytes, mx_failure *);
+bool mx_state_write(mx_state *, const void *data, size_t bytes, int64_t length, mx_failure *);
 
 typedef struct {
   mx_state *state;

@@ -17,9 +17,13 @@ class State {
   State(int rows, int cols, mlx::core::Dtype dtype) : rows(rows), cols(cols), dtype(dtype) {}
   virtual ~State() = default;
   virtual uint64_t bytes() const = 0;
-  virtual bool counted_by_mlx() const { return false; } // bytes are within MLX's active memory
-  virtual std::shared_ptr<State> fork() = 0;
-  virtual void abandon() {}   // the handle is freed: let go of the graph
+  virtual std::shared_ptr<State> copy() = 0;
+  // The matrix, row-major without padding.
+  virtual void read(char* data) = 0;
+  virtual void write(const char* data) = 0;
+  virtual void abandon() {} // the handle is freed: let go of the graph
+  // The array behind the state, if MLX counts it.
+  virtual const mlx::core::array* array() const { return nullptr; }
 
   const int rows, cols;
   const mlx::core::Dtype dtype;

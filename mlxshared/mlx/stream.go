@@ -77,10 +77,10 @@ func Open(o Options) (*Stream, error) {
 	if !ok {
 		return nil, fmt.Errorf("mlx: open: instruction set %q, want plain, avx2, avx512 or neon", o.ISA)
 	}
-	var msg *C.char
-	p := C.mx_stream_open(gpu, kernels, C.int(o.Threads), isa, &msg)
+	var failure C.mx_failure
+	p := C.mx_stream_open(gpu, kernels, C.int(o.Threads), isa, &failure)
 	if p == nil {
-		return nil, fmt.Errorf("mlx: open: %w", takeError(msg))
+		return nil, fmt.Errorf("mlx: open: %w", failed(&failure))
 	}
 	return &Stream{p: p, info: deviceInfo(bool(gpu)), atOnce: bool(kernels)}, nil
 }
@@ -95,9 +95,9 @@ func (s *Stream) Close() error {
 	if s.p == nil {
 		return nil
 	}
-	var msg *C.char
-	if !C.mx_stream_close(s.p, &msg) {
-		return fmt.Errorf("mlx: close: %w", takeError(msg))
+	var failure C.mx_failure
+	if !C.mx_stream_close(s.p, &failure) {
+		return fmt.Errorf("mlx: close: %w", failed(&failure))
 	}
 	s.p = nil
 	return nil
@@ -159,6 +159,18 @@ func (s *Stream) MemoryInUse() uint64 { return uint64(C.mx_memory_in_use(s.p)) }
 // PeakMemory is the most bytes that arrays held since the last ResetPeakMemory, plus what caches hold now.
 func (s *Stream) PeakMemory() uint64 { return uint64(C.mx_memory_peak(s.p)) }
 
+// CachedMemory is the bytes that MLX keeps for reuse, of the whole process; MemoryInUse does not count them.
+func (s *Stream) CachedMemory() uint64 { return uint64(C.mx_memory_cached()) }
+
+// HeldMemory is the bytes of the stream's caches and states; what several share counts once.
+func (s *Stream) HeldMemory() uint64 { return uint64(C.mx_stream_held(s.p)) }
+
+// ScratchMemory is the bytes of working memory that the stream's kernels keep from one operation to the next.
+func (s *Stream) ScratchMemory() uint64 { return uint64(C.mx_stream_scratch(s.p)) }
+
+// ReleaseScratch frees that working memory. Nothing may be running on the stream.
+func (s *Stream) ReleaseScratch() { C.mx_stream_release_scratch(s.p) }
+
 // ResetPeakMemory starts PeakMemory anew.
 func (s *Stream) ResetPeakMemory() { C.mx_memory_reset_peak() }
 
@@ -174,12 +186,3 @@ func (s *Stream) SetMemoryLimit(bytes uint64) { C.mx_memory_set_limit(C.size_t(b
 
 // SetCacheLimit bounds what MLX keeps for reuse, in bytes, for the process.
 func (s *Stream) SetCacheLimit(bytes uint64) { C.mx_memory_set_cache_limit(C.size_t(bytes)) }
-
-// takeError turns a message that the C side allocated into an error.
-func takeError(msg *C.char) error {
-	if msg == nil {
-		return ErrClosed
-	}
-	defer C.free(unsafe.Pointer(msg))
-	return errors.New(C.GoString(msg))
-}

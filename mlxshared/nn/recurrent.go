@@ -2,6 +2,7 @@ package nn
 
 import (
 	"fmt"
+	"slices"
 
 	"github.com/mlxcel/mlxcel/mlxshared/mlx"
 	"github.com/mlxcel/mlxcel/sdk"
@@ -19,48 +20,113 @@ func (r RecurrentSpec) New(s *mlx.Stream) (State, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &recurrentState{state}, nil
+	return &recurrentState{spec: r, stream: s, state: state}, nil
 }
 
-// Fixed is the whole state; the kernels pad its rows to sixteen elements.
-func (r RecurrentSpec) Fixed() int64 {
-	const lanes = 16
-	padded := (r.Cols + lanes - 1) / lanes * lanes
-	return int64(r.Rows) * int64(padded) * int64(r.Dtype.Size())
+// Profile prices a state that does not grow.
+func (r RecurrentSpec) Profile(on mlx.Backend) sdk.StateProfile {
+	return sdk.StateProfile{Kind: sdk.StateRecurrent, Fixed: int64(r.Rows) * on.RowBytes(r.Cols, r.Dtype)}
 }
 
-// BytesAt is Fixed at any length.
-func (r RecurrentSpec) BytesAt(int) int64 { return r.Fixed() }
+// recurrentState keeps no earlier positions than those that it has snapshots of.
+type recurrentState struct {
+	spec      RecurrentSpec
+	stream    *mlx.Stream
+	state     *mlx.State
+	snapshots []*mlx.State // oldest first; each knows its length
+}
 
-// BytesPerToken is 0: the state does not grow.
-func (r RecurrentSpec) BytesPerToken() int64 { return 0 }
-
-// Window is 0: there is nothing to cap.
-func (r RecurrentSpec) Window() int { return 0 }
-
-type recurrentState struct{ state *mlx.State }
-
-func (s *recurrentState) Bytes() int64     { return int64(s.state.Bytes()) }
+func (s *recurrentState) Len() int         { return s.state.Len() }
+func (s *recurrentState) Owed() int64      { return 0 }
 func (s *recurrentState) Settle(int) error { return nil }
 
-func (s *recurrentState) CanTruncate(length int) error {
-	if held := s.state.Len(); length != held {
-		return sdk.Errorf(sdk.CodeUnsupported, "can't truncate to %d positions: a recurrent state of %d keeps no earlier ones; release the sequence", length, held)
+func (s *recurrentState) Bytes() int64 {
+	return int64(s.state.Bytes()) * int64(1+len(s.snapshots))
+}
+
+// Nearest allows the length, the snapshots and 0, at which every state is the same.
+func (s *recurrentState) Nearest(length int) (before, after int) {
+	after = s.Len()
+	note := func(at int) {
+		if at <= length {
+			before = max(before, at)
+		}
+		if at >= length {
+			after = min(after, at)
+		}
 	}
+	note(0)
+	note(s.Len())
+	for _, old := range s.snapshots {
+		note(old.Len())
+	}
+	return before, after
+}
+
+// at makes a copy of the state as it was at a position.
+func (s *recurrentState) at(length int) (*mlx.State, error) {
+	if length == 0 {
+		return s.stream.NewState(s.spec.Rows, s.spec.Cols, s.spec.Dtype)
+	}
+	for _, old := range slices.Concat(s.snapshots, []*mlx.State{s.state}) {
+		if old.Len() == length {
+			return old.Copy()
+		}
+	}
+	return nil, sdk.Errorf(sdk.CodeInternal, "a recurrent state of %d positions has no snapshot at %d", s.Len(), length)
+}
+
+func (s *recurrentState) Rewind(length int) error {
+	if length == s.Len() {
+		return nil
+	}
+	old, err := s.at(length)
+	if err != nil {
+		return err
+	}
+	s.state.Free()
+	s.state = old
+	s.snapshots = slices.DeleteFunc(s.snapshots, func(o *mlx.State) bool {
+		past := o.Len() > length
+		if past {
+			o.Free()
+		}
+		return past
+	})
 	return nil
 }
 
-func (s *recurrentState) Truncate(int) error { return nil }
-
-func (s *recurrentState) Fork() (State, error) {
-	copied, err := s.state.Fork()
+func (s *recurrentState) Share(keep int) (State, error) {
+	copied, err := s.at(keep)
 	if err != nil {
-		return nil, fmt.Errorf("forking a state: %w", err)
+		return nil, fmt.Errorf("copying a state: %w", err)
 	}
-	return &recurrentState{copied}, nil
+	return &recurrentState{spec: s.spec, stream: s.stream, state: copied}, nil
 }
 
-func (s *recurrentState) Free() { s.state.Free() }
+func (s *recurrentState) Snapshot(limit int) error {
+	if limit < 1 || slices.ContainsFunc(s.snapshots, func(o *mlx.State) bool { return o.Len() == s.Len() }) {
+		return nil
+	}
+	for len(s.snapshots) >= limit {
+		s.snapshots[0].Free()
+		s.snapshots = slices.Delete(s.snapshots, 0, 1)
+	}
+	copied, err := s.state.Copy()
+	if err != nil {
+		return fmt.Errorf("keeping a snapshot: %w", err)
+	}
+	s.snapshots = append(s.snapshots, copied)
+	return nil
+}
+
+func (s *recurrentState) Free() {
+	s.state.Free()
+	for _, old := range s.snapshots {
+		old.Free()
+	}
+	s.snapshots = nil
+}
 
 // stateSegments views the segments as a recurrence's, each with the state in the given slot.
 func (p *Pass) stateSegments(slot int) []mlx.StateSegment {

@@ -4,7 +4,6 @@ import (
 	"testing"
 
 	"github.com/mlxcel/mlxcel/mlxshared/mlx"
-	"github.com/mlxcel/mlxcel/sdk"
 )
 
 // append adds rows to a state by an attention over it, and settles.
@@ -27,9 +26,11 @@ func appendRows(t *testing.T, s *mlx.Stream, spec KVSpec, state State, from, n i
 	}
 }
 
-func open(t *testing.T) *mlx.Stream {
+func open(t *testing.T) *mlx.Stream { return openOn(t, mlx.BackendAuto) }
+
+func openOn(t *testing.T, backend mlx.Backend) *mlx.Stream {
 	t.Helper()
-	s, err := mlx.Open(mlx.Options{Device: mlx.DeviceCPU, Threads: 1})
+	s, err := mlx.Open(mlx.Options{Device: mlx.DeviceCPU, Backend: backend, Threads: 1})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -41,39 +42,53 @@ func open(t *testing.T) *mlx.Stream {
 	return s
 }
 
-// What a spec says before a step is what the state holds after it, at every length.
-func TestBytesAtIsExact(t *testing.T) {
-	s := open(t)
-	for name, spec := range map[string]KVSpec{
-		"full":    {KVHeads: 2, KeyDim: 16, ValueDim: 32, Dtype: mlx.BFloat16},
-		"float32": {KVHeads: 1, KeyDim: 16, ValueDim: 16, Dtype: mlx.Float32},
-		"sliding": {KVHeads: 2, KeyDim: 16, ValueDim: 16, Sliding: 16, Dtype: mlx.BFloat16},
-		"latent":  {KVHeads: 1, KeyDim: 48, ValueDim: 32, Latent: true, Dtype: mlx.BFloat16},
-		"long":    {KVHeads: 2, KeyDim: 16, ValueDim: 16, Sliding: 100, Dtype: mlx.BFloat16},
-	} {
-		t.Run(name, func(t *testing.T) {
-			state, err := spec.New(s)
-			if err != nil {
-				t.Fatal(err)
-			}
-			defer state.Free()
-			length, most := 0, int64(0)
-			for _, n := range []int{1, 62, 1, 1, 100, 1, 63, 64, 300, 1, 1, 1, 200} {
-				appendRows(t, s, spec, state, length, n)
-				length += n
-				if got, want := state.Bytes(), spec.BytesAt(length); got != want {
-					t.Errorf("at %d positions: %d bytes, foretold %d", length, got, want)
-				}
-				most = max(most, state.Bytes())
-			}
-			if w := spec.Window(); w > 0 && most > int64(w)*spec.BytesPerToken() {
-				t.Errorf("%d bytes at most, the window of %d positions promises %d", most, w, int64(w)*spec.BytesPerToken())
-			}
-		})
+// What a spec says before a step is what the state holds after it, at every length, on both back ends.
+func TestPriceIsExact(t *testing.T) {
+	for _, backend := range []mlx.Backend{mlx.BackendKernels, mlx.BackendMLX} {
+		s := openOn(t, backend)
+		if got := s.Backend(); got != backend {
+			t.Fatalf("the back end is %q, want %q", got, backend)
+		}
+		for name, spec := range map[string]KVSpec{
+			"full":    {KVHeads: 2, KeyDim: 16, ValueDim: 32, Dtype: mlx.BFloat16},
+			"float32": {KVHeads: 1, KeyDim: 16, ValueDim: 16, Dtype: mlx.Float32},
+			"narrow":  {KVHeads: 2, KeyDim: 8, ValueDim: 8, Dtype: mlx.BFloat16},
+			"sliding": {KVHeads: 2, KeyDim: 16, ValueDim: 16, Sliding: 16, Dtype: mlx.BFloat16},
+			"latent":  {KVHeads: 1, KeyDim: 48, ValueDim: 32, Latent: true, Dtype: mlx.BFloat16},
+			"long":    {KVHeads: 2, KeyDim: 16, ValueDim: 16, Sliding: 100, Dtype: mlx.BFloat16},
+		} {
+			t.Run(string(backend)+"/"+name, func(t *testing.T) { checkPrice(t, s, spec) })
+		}
 	}
 }
 
-func TestTruncate(t *testing.T) {
+func checkPrice(t *testing.T, s *mlx.Stream, spec KVSpec) {
+	state, err := spec.New(s)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer state.Free()
+	price, length := spec.Profile(s.Backend()), 0
+	if price.Block != s.CacheBlock() {
+		t.Errorf("blocks of %d positions, the stream's are of %d", price.Block, s.CacheBlock())
+	}
+	full := price.Bytes(1 << 30)
+	for _, n := range []int{1, 62, 1, 1, 100, 1, 63, 64, 300, 1, 1, 1, 200} {
+		appendRows(t, s, spec, state, length, n)
+		length += n
+		got, want := state.Bytes(), price.Bytes(length)
+		slack := int64(0) // what a full window may lack at either end
+		if spec.Sliding > 0 && want == full {
+			slack = 2 * int64(price.Block) * price.BytesPerPosition
+		}
+		if got > want || got < want-slack {
+			t.Errorf("at %d positions: %d bytes, foretold %d to %d", length, got, want-slack, want)
+		}
+	}
+}
+
+// A sliding window goes back as far as it still sees its whole window, to 0, and nowhere between.
+func TestRewind(t *testing.T) {
 	s := open(t)
 	spec := KVSpec{KVHeads: 1, KeyDim: 16, ValueDim: 16, Sliding: 16, Dtype: mlx.Float32}
 	state, err := spec.New(s)
@@ -82,22 +97,35 @@ func TestTruncate(t *testing.T) {
 	}
 	defer state.Free()
 	appendRows(t, s, spec, state, 0, 300)
-	if err := state.Truncate(300 - windowSlack); err != nil {
-		t.Errorf("within the slack: %v", err)
+	const least = 192 + 16 - 1 // those before 192 are gone
+	for at, want := range map[int][2]int{300: {300, 300}, 299: {299, 299}, 300 - windowSlack: {236, 236}, least: {least, least}, least - 1: {0, least}, 1: {0, least}, 0: {0, 0}} {
+		if before, after := state.Nearest(at); before != want[0] || after != want[1] {
+			t.Errorf("near %d: %d and %d, want %v", at, before, after, want)
+		}
 	}
-	if err := state.CanTruncate(20); sdk.CodeOf(err) != sdk.CodeUnsupported {
-		t.Errorf("into what is gone: %v", err)
-	}
-	copied, err := state.Fork()
+	shared, err := state.Share(least)
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer copied.Free()
-	if err := copied.CanTruncate(20); sdk.CodeOf(err) != sdk.CodeUnsupported {
-		t.Errorf("a copy forgot what is gone: %v", err)
+	defer shared.Free()
+	if shared.Len() != least || shared.Owed() == 0 || state.Owed() != 0 {
+		t.Errorf("%d positions shared, owing %d; the first owes %d", shared.Len(), shared.Owed(), state.Owed())
 	}
-	appendRows(t, s, spec, copied, 300-windowSlack, 5)
-	if got := state.(*kvState).cache.Len(); got != 300-windowSlack {
-		t.Errorf("the original has %d positions after its copy grew", got)
+	if before, after := shared.Nearest(100); before != 0 || after != least {
+		t.Errorf("the second forgot what is gone: %d and %d are near 100", before, after)
+	}
+	appendRows(t, s, spec, shared, least, 5)
+	if state.Len() != 300 || shared.Owed() != 0 {
+		t.Errorf("the first has %d positions after the second grew, which owes %d", state.Len(), shared.Owed())
+	}
+	if err := state.Rewind(300 - windowSlack); err != nil || state.Len() != 236 {
+		t.Errorf("within the slack: %v, %d positions", err, state.Len())
+	}
+	if err := state.Rewind(0); err != nil || state.Len() != 0 || state.Bytes() != 0 {
+		t.Errorf("to the beginning: %v, %d positions in %d bytes", err, state.Len(), state.Bytes())
+	}
+	appendRows(t, s, spec, state, 0, 40)
+	if before, after := state.Nearest(3); before != 3 || after != 3 {
+		t.Errorf("a new beginning can't go back to 3: %d and %d", before, after)
 	}
 }

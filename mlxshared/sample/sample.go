@@ -168,15 +168,10 @@ func Validate(s *sdk.Sampler) error {
 
 func finite(f float32) bool { return !math.IsNaN(float64(f)) && !math.IsInf(float64(f), 0) }
 
-// UsesHistory reports whether s has a penalty, so that its sequence needs a History.
-func UsesHistory(s *sdk.Sampler) bool {
-	return s.RepetitionPenalty != 0 && s.RepetitionPenalty != 1 || s.PresencePenalty != 0 || s.FrequencyPenalty != 0
-}
-
 // change returns a copy of the logits with penalties, bias and mask applied, nil where there is nothing to change.
 func (c *Chooser) change(logits []float32, r *Request) ([]float32, error) {
 	s := r.Sampler
-	penalized := UsesHistory(s) && r.History != nil
+	penalized := s.CountsTokens() && r.History != nil
 	if !penalized && len(s.LogitBias) == 0 && len(r.Allowed) == 0 {
 		return nil, nil
 	}

@@ -2,7 +2,6 @@ package stage
 
 import (
 	"context"
-	"errors"
 	"math"
 	"slices"
 	"sync/atomic"
@@ -39,9 +38,12 @@ type Executor struct {
 	weightBytes atomic.Int64
 	stateBytes  atomic.Int64
 	busyNanos   atomic.Int64
+
+	scratchBytes atomic.Int64 // kept beside weights and state for the next step
+	peakBytes    atomic.Int64 // that weights, state and scratch took at most since the load
 }
 
-var _ sdk.Executor = (*Executor)(nil)
+var _ sdk.Threaded = (*Executor)(nil)
 
 // New makes an executor and starts its worker. Close ends it.
 func New(o Options) *Executor {
@@ -64,9 +66,17 @@ func (e *Executor) Describe(context.Context) (*sdk.Description, error) {
 	if err != nil {
 		return nil, sdk.Errorf(sdk.CodeUnsupported, "%v", err)
 	}
+	invariant := d.Backend().Invariant()
 	out := &sdk.Description{
 		Name: e.o.Name, Version: e.o.Version, ContractVersion: sdk.ContractVersion, Runtime: "mlx " + mlx.Version(),
-		Device: sdk.Device{Kind: deviceKind(d), Name: d.Name, TotalMemory: clampBytes(d.TotalMemory), FreeMemory: clampBytes(d.FreeMemory)},
+		Devices: []sdk.Device{{
+			Kind: deviceKind(d), Name: d.Name, TotalMemory: clampBytes(d.TotalMemory), FreeMemory: clampBytes(d.FreeMemory),
+			Numerics: sdk.Numerics{BatchInvariant: invariant, ChunkInvariant: invariant},
+		}},
+	}
+	out.Capabilities = []string{
+		sdk.CapabilityShare, sdk.CapabilityRewind, sdk.CapabilitySnapshots, sdk.CapabilityState, sdk.CapabilityMasks,
+		sdk.CapabilityScores, sdk.CapabilityLogits,
 	}
 	for _, f := range e.o.Families {
 		out.Families = append(out.Families, f.Info())
@@ -91,7 +101,7 @@ func clampBytes(n uint64) int64 { return int64(min(n, math.MaxInt64)) }
 func (e *Executor) Stats(context.Context) (*sdk.Stats, error) {
 	return &sdk.Stats{
 		Loaded: e.isLoaded.Load(), Steps: e.steps.Load(), Sequences: int(e.sequences.Load()), WeightBytes: e.weightBytes.Load(),
-		StateBytes: e.stateBytes.Load(), ResidentBytes: sdk.ResidentBytes(), BusyNanos: e.busyNanos.Load(),
+		StateBytes: e.stateBytes.Load(), ScratchBytes: e.scratchBytes.Load(), PeakBytes: e.peakBytes.Load(), ResidentBytes: sdk.ResidentBytes(), BusyNanos: e.busyNanos.Load(),
 	}, nil
 }
 
@@ -118,8 +128,9 @@ func (e *Executor) unload() error {
 	}
 	err := e.model.close()
 	e.model = nil
+	e.o.Logger.Debug("unloaded")
 	e.isLoaded.Store(false)
-	for _, n := range []*atomic.Int64{&e.sequences, &e.weightBytes, &e.stateBytes} {
+	for _, n := range []*atomic.Int64{&e.sequences, &e.weightBytes, &e.stateBytes, &e.scratchBytes, &e.peakBytes} {
 		n.Store(0)
 	}
 	return err
@@ -135,15 +146,18 @@ func (e *Executor) Release(ctx context.Context, seq sdk.SeqID) error {
 	return e.change(ctx, func(m *loaded) error { m.release(seq); return nil })
 }
 
-// Truncate drops the state of positions at or past length.
-func (e *Executor) Truncate(ctx context.Context, seq sdk.SeqID, length int) error {
-	return e.change(ctx, func(m *loaded) error { return m.truncate(seq, length) })
+// ExportState writes what a sequence keeps in the layers.
+func (e *Executor) ExportState(ctx context.Context, seq sdk.SeqID, layers sdk.LayerRange, w *sdk.StateWriter) error {
+	return e.change(ctx, func(m *loaded) error { return m.exportState(seq, layers, w) })
 }
 
-// Fork copies a sequence.
-func (e *Executor) Fork(ctx context.Context, from, to sdk.SeqID) error {
-	return e.change(ctx, func(m *loaded) error { return m.fork(from, to) })
+// ImportState fills layers of an empty sequence.
+func (e *Executor) ImportState(ctx context.Context, seq sdk.SeqID, layers sdk.LayerRange, r *sdk.StateReader) error {
+	return e.change(ctx, func(m *loaded) error { return m.importState(seq, layers, r) })
 }
+
+// RunSteps has the worker read the step stream, so that a step runs where it was read.
+func (e *Executor) RunSteps(loop *sdk.StepLoop) { e.worker.serve(loop) }
 
 // Step runs one micro-batch.
 func (e *Executor) Step(ctx context.Context, s *sdk.Step) (*sdk.StepResult, error) {
@@ -166,8 +180,11 @@ func (e *Executor) change(ctx context.Context, f func(*loaded) error) error {
 			return sdk.Errorf(sdk.CodeNotLoaded, "no model is loaded")
 		}
 		err := f(e.model)
+		e.model.count()
 		e.sequences.Store(int64(len(e.model.sequences)))
 		e.stateBytes.Store(e.model.held)
+		e.scratchBytes.Store(e.model.scratch())
+		e.peakBytes.Store(e.model.peak)
 		return err
 	})
 }
@@ -190,17 +207,4 @@ func (e *Executor) family(c *config.Object, name string) (Family, string, error)
 		return nil, "", sdk.Errorf(sdk.CodeUnsupported, "executor %s: family %q does not take model_type %q of %s; model types here: %v", e.o.Name, name, modelType, config.FileName, known)
 	}
 	return nil, "", sdk.Errorf(sdk.CodeUnsupported, "executor %s: model_type %q of %s is not built; built are %v", e.o.Name, modelType, config.FileName, known)
-}
-
-// typed gives errors from below the contract's codes a place in it.
-func typed(err error) error {
-	var own *sdk.Error
-	var op *mlx.OpError
-	switch {
-	case err == nil || errors.As(err, &own):
-		return err
-	case errors.As(err, &op):
-		return sdk.Errorf(sdk.CodeInternal, "%v", err)
-	}
-	return err
 }

@@ -137,7 +137,7 @@ func TestAnswersWhileAStepRuns(t *testing.T) {
 	}
 	ended, cancel := context.WithCancel(t.Context())
 	cancel()
-	if err := e.Truncate(ended, 1, 0); sdk.CodeOf(err) != sdk.CodeCanceled {
+	if err := e.Release(ended, 1); sdk.CodeOf(err) != sdk.CodeCanceled {
 		t.Errorf("a call that gave up while it waited: %v", err)
 	}
 	close(leave)

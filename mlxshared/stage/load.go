@@ -3,7 +3,10 @@ package stage
 import (
 	"context"
 	"errors"
+	"fmt"
 	"runtime"
+
+	"github.com/hashicorp/go-hclog"
 
 	"github.com/mlxcel/mlxcel/mlxshared/mlx"
 	"github.com/mlxcel/mlxcel/mlxshared/nn"
@@ -22,19 +25,25 @@ type loaded struct {
 	shape  Shape
 	dtype  mlx.Dtype
 	specs  []nn.StateSpec
+	price  sdk.LayerProfile // the states of all layers together
 	modules
 
+	firstLayer int   // of the model
+	layerSlots []int // first slot of each layer's states, then their number
+
 	budget    int64 // bytes of state; 0 means no limit
-	held      int64 // bytes of state
-	committed int64 // bytes of state, counting what reservations may still need
+	held      int64 // bytes of state; what sequences share once
+	growing   int64 // bytes of state that reservations may still need
 	freed     int64 // bytes of state since the heap was last trimmed with no sequence left
 	trimmed   int64 // freed at the last trim since
+	peak      int64 // bytes that weights, state and working memory took at most
 	sequences map[sdk.SeqID]*sequence
 
 	chooser   sample.Chooser
 	positions []int32 // buffers of step
 	tokens    []int32 //
 	clock     clock
+	logger    hclog.Logger
 }
 
 // modules are what a stage computes with.
@@ -76,15 +85,18 @@ func (e *Executor) load(ctx context.Context, o *opened, req *sdk.LoadRequest, pr
 		return nil, sdk.Errorf(sdk.CodeInvalid, "%v", err)
 	}
 	stream.SetCacheLimit(cacheLimit)
-	m := &loaded{stream: stream, shape: o.shape, dtype: o.dtype, budget: req.KVBudget, sequences: map[sdk.SeqID]*sequence{}, clock: e.clock()}
+	m := &loaded{
+		stream: stream, shape: o.shape, dtype: o.dtype, firstLayer: req.Layers.Start, budget: req.KVBudget,
+		sequences: map[sdk.SeqID]*sequence{}, clock: e.clock(), logger: e.o.Logger,
+	}
 	if err := m.build(ctx, o, req, progress); err != nil {
-		return nil, errors.Join(typed(err), m.close())
+		return nil, errors.Join(m.typed(err), m.close())
 	}
 	e.model = m
+	e.o.Logger.Debug("loaded", "family", o.family.Info().Name, "layers", fmt.Sprintf("[%d, %d)", req.Layers.Start, req.Layers.End),
+		"bytes", m.loader.Bytes(), "tensors", m.loader.Tensors(), "threads", threads)
 	e.isLoaded.Store(true)
 	e.weightBytes.Store(m.loader.Bytes())
-	e.o.Logger.Debug("model loaded", "family", o.family.Info().Name, "start", req.Layers.Start, "end", req.Layers.End,
-		"bytes", m.loader.Bytes())
 	return &sdk.LoadReport{WeightBytes: m.loader.Bytes(), Tensors: m.loader.Tensors(), Boundary: o.boundary(), VocabSize: o.shape.Vocab}, nil
 }
 
@@ -112,6 +124,8 @@ func (o *opened) check(req *sdk.LoadRequest) error {
 		return sdk.Errorf(sdk.CodeUnsupported, "family %s has no tensor parallelism; use a group of one instead of %d", o.family.Info().Name, req.TPSize)
 	case req.Adapter != "":
 		return sdk.Errorf(sdk.CodeUnsupported, "family %s takes no adapter; remove --adapter %s", o.family.Info().Name, req.Adapter)
+	case req.Device != 0:
+		return sdk.Errorf(sdk.CodeInvalid, "device %d was asked for; this executor has device 0 only", req.Device)
 	case req.Threads < 0:
 		return sdk.Errorf(sdk.CodeInvalid, "threads is %d; use --threads 0 or more", req.Threads)
 	case req.KVBudget < 0:
@@ -142,27 +156,34 @@ func (m *loaded) build(ctx context.Context, o *opened, req *sdk.LoadRequest, pro
 	b.Context = ctx
 	if progress != nil {
 		planned := &nn.Builder{Loader: o.loader(nil), Dtype: o.dtype}
-		o.assemble(planned, req)
+		o.assemble(planned, req, nil)
 		total := planned.Bytes()
 		b.Loaded = func(tensor string, bytes int64) {
 			progress(sdk.LoadProgress{Loaded: bytes, Total: total, Tensor: tensor})
 		}
 	}
-	m.modules = o.assemble(b, req)
+	m.modules = o.assemble(b, req, func(slots int) { m.layerSlots = append(m.layerSlots, slots) })
 	b.Context, b.Loaded = nil, nil
 	m.specs = b.States
+	m.price.States = price(m.specs, m.stream.Backend())
 	return b.Err()
 }
 
-// assemble makes the modules that the request asks for.
-func (o *opened) assemble(b *nn.Builder, req *sdk.LoadRequest) modules {
+// assemble makes the modules that the request asks for. before, if not nil, is told how many slots there are before each layer,
+// and after the last.
+func (o *opened) assemble(b *nn.Builder, req *sdk.LoadRequest, before func(slots int)) modules {
+	if before == nil {
+		before = func(int) {}
+	}
 	var m modules
 	if req.HasEmbedding {
 		m.embed = o.model.Embedding(b)
 	}
 	for i := req.Layers.Start; i < req.Layers.End; i++ {
+		before(len(b.States))
 		m.layers = append(m.layers, o.model.Layer(b, i))
 	}
+	before(len(b.States))
 	if req.HasHead {
 		m.head = o.model.Head(b)
 	}

@@ -17,6 +17,7 @@ import (
 
 // opened is a model folder whose config and headers were read and found to agree.
 type opened struct {
+	backend   mlx.Backend // of the device that stages load on
 	family    Family
 	modelType string
 	model     Model
@@ -43,7 +44,7 @@ type plan struct {
 type layerPlan struct {
 	kind    string
 	weights int64
-	states  []nn.StateSpec
+	states  []sdk.StateProfile
 }
 
 // open reads a model folder without its tensors' data. A folder without weight files gives estimates.
@@ -52,7 +53,11 @@ func (e *Executor) open(dir, family string, dtype sdk.Dtype) (*opened, error) {
 	if err != nil {
 		return nil, err
 	}
-	o := &opened{}
+	device, err := mlx.DeviceInfo(e.o.Device)
+	if err != nil {
+		return nil, sdk.Errorf(sdk.CodeUnsupported, "%v", err)
+	}
+	o := &opened{backend: device.Backend()}
 	if o.family, o.modelType, err = e.family(c, family); err != nil {
 		return nil, err
 	}
@@ -117,7 +122,7 @@ func (o *opened) makePlan(dtype sdk.Dtype) error {
 		if b.Err() != nil {
 			return b.Err()
 		}
-		o.plan.layers = append(o.plan.layers, layerPlan{kind: layer.Kind(), weights: b.Bytes() - bytes, states: b.States[states:]})
+		o.plan.layers = append(o.plan.layers, layerPlan{kind: layer.Kind(), weights: b.Bytes() - bytes, states: price(b.States[states:], o.backend)})
 	}
 	bytes := b.Bytes()
 	o.model.Head(b)
@@ -134,6 +139,15 @@ func (o *opened) makePlan(dtype sdk.Dtype) error {
 	o.plan.head = head.Bytes()
 	o.plan.tied = o.plan.head - shown
 	return head.Err()
+}
+
+// price asks each state for what it costs on a back end.
+func price(specs []nn.StateSpec, on mlx.Backend) []sdk.StateProfile {
+	var states []sdk.StateProfile
+	for _, s := range specs {
+		states = append(states, s.Profile(on))
+	}
+	return states
 }
 
 // checkPackings refuses quantizations that the family does not say it runs.
@@ -172,6 +186,19 @@ func contractDtype(d mlx.Dtype) sdk.Dtype {
 	return sdk.DtypeFloat32
 }
 
+// ownDtype is contractDtype's inverse; what no state has is an integer.
+func ownDtype(d sdk.Dtype) mlx.Dtype {
+	switch d {
+	case sdk.DtypeFloat16:
+		return mlx.Float16
+	case sdk.DtypeBFloat16:
+		return mlx.BFloat16
+	case sdk.DtypeFloat32:
+		return mlx.Float32
+	}
+	return mlx.Int32
+}
+
 // Inspect profiles a model from its headers, or from its config alone.
 func (e *Executor) Inspect(_ context.Context, req sdk.InspectRequest) (*sdk.ModelProfile, error) {
 	o, err := e.open(req.Dir, "", req.Dtype)
@@ -193,21 +220,12 @@ func (o *opened) profile() *sdk.ModelProfile {
 		Quantization: o.plan.quantization, Exact: o.store != nil,
 	}
 	for i := range o.plan.layers {
-		p.Layers = append(p.Layers, o.plan.layers[i].profile())
+		l := &o.plan.layers[i]
+		p.Layers = append(p.Layers, sdk.LayerProfile{Kind: l.kind, Weights: l.weights, States: l.states})
 	}
 	return p
 }
 
 func (o *opened) boundary() sdk.Boundary {
 	return sdk.Boundary{Width: o.shape.boundaryWidth(), Dtype: contractDtype(o.dtype)}
-}
-
-func (l *layerPlan) profile() sdk.LayerProfile {
-	p := sdk.LayerProfile{Kind: l.kind, Weights: l.weights}
-	for _, s := range l.states {
-		p.KVBytesPerToken += s.BytesPerToken()
-		p.KVWindow = max(p.KVWindow, s.Window())
-		p.StateBytes += s.Fixed()
-	}
-	return p
 }

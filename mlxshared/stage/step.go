@@ -29,7 +29,8 @@ func (e *Executor) clock() clock {
 	return time.Now
 }
 
-// step runs a micro-batch. A step that fails before any layer ran leaves its sequences as they were.
+// step runs a micro-batch. A step that fails before any layer ran leaves its sequences as they were, but for what lies past the
+// positions that it begins at.
 func (m *loaded) step(ctx context.Context, s *sdk.Step) (*sdk.StepResult, error) {
 	began := m.clock()
 	if err := m.checkStep(s); err != nil {
@@ -38,31 +39,76 @@ func (m *loaded) step(ctx context.Context, s *sdk.Step) (*sdk.StepResult, error)
 	if ctx.Err() != nil {
 		return nil, canceled(ctx)
 	}
+	if err := m.makeRoom(s); err != nil {
+		return nil, m.typed(err)
+	}
 	out, err := m.run(ctx, s)
 	for i := range s.Seqs {
-		q := m.sequences[s.Seqs[i].Seq]
+		q := &s.Seqs[i]
 		if err == nil {
-			err = m.settle(q, s.Seqs[i].Pos+len(s.Seqs[i].Tokens))
+			err = m.settle(m.sequences[q.Seq], q.End(), q.Snapshot)
 		}
-		q.broken = err != nil
-		m.account(q)
 	}
 	if err != nil {
-		return nil, typed(err)
+		m.giveUp(s, err)
+		return nil, m.typed(err)
 	}
+	for i := range s.Seqs {
+		m.account(m.sequences[s.Seqs[i].Seq])
+	}
+	m.notePeak()
 	out.ComputeNanos = m.clock().Sub(began).Nanoseconds()
 	return out, nil
 }
 
+// makeRoom drops what lies past the positions that the step begins at, and refuses what then goes beyond the budget.
+func (m *loaded) makeRoom(s *sdk.Step) error {
+	growth := int64(0)
+	for i := range s.Seqs {
+		q := &s.Seqs[i]
+		state := m.sequences[q.Seq]
+		if q.Pos < state.length {
+			if err := m.rewind(state, q.Pos); err != nil {
+				return err
+			}
+		}
+		growth += max(0, m.bytesAt(q.End(), state.snapshots)-state.own()-state.growth())
+		if err := m.spare(q.Seq, growth); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
 // settle ends a step for one sequence.
-func (m *loaded) settle(q *sequence, length int) error {
+func (m *loaded) settle(q *sequence, length int, snapshot bool) error {
 	q.length = length
 	for _, state := range q.states {
 		if err := state.Settle(length); err != nil {
 			return err
 		}
+		if !snapshot {
+			continue
+		}
+		if err := state.Snapshot(q.snapshots); err != nil {
+			return err
+		}
 	}
 	return nil
+}
+
+// giveUp ends a failed step. Where memory ran out, a sequence whose states can all go back to where the step began does so; any
+// other is broken.
+func (m *loaded) giveUp(s *sdk.Step, err error) {
+	again := m.stream.AtOnce() && mlx.IsNoMemory(err) // else what was built on the states is still to be computed
+	for i := range s.Seqs {
+		q := m.sequences[s.Seqs[i].Seq]
+		q.broken = true
+		if pos := s.Seqs[i].Pos; again && q.before(pos) == pos && m.rewind(q, pos) == nil {
+			q.broken = false
+		}
+		m.account(q)
+	}
 }
 
 // checkStep refuses a step that does not fit the stage, before anything is computed.
@@ -70,15 +116,8 @@ func (m *loaded) checkStep(s *sdk.Step) error {
 	if len(s.Seqs) == 0 {
 		return sdk.Errorf(sdk.CodeInvalid, "step %d has no sequence", s.ID)
 	}
-	growth := int64(0)
 	for i := range s.Seqs {
 		if err := m.checkSeq(s, i); err != nil {
-			return err
-		}
-		q := &s.Seqs[i]
-		state := m.sequences[q.Seq]
-		growth += max(0, m.bytesAt(q.Pos+len(q.Tokens))-state.committed())
-		if err := m.spare(q.Seq, growth); err != nil {
 			return err
 		}
 	}
@@ -99,14 +138,17 @@ func (m *loaded) checkSeq(s *sdk.Step, i int) error {
 	switch {
 	case state == nil:
 		return unknown(q.Seq)
-	case state.broken:
-		return broken(q.Seq)
-	case len(q.Tokens) == 0:
-		return sdk.Errorf(sdk.CodeInvalid, "step %d: sequence %d has no token", s.ID, q.Seq)
-	case q.Pos != state.length:
+	case state.broken || state.imported != nil:
+		return state.unusable(q.Seq)
+	case q.Rows < 1 || len(q.Tokens) != q.Rows && (m.embed != nil || state.history != nil || len(q.Tokens) > 0):
+		return sdk.Errorf(sdk.CodeInvalid, "step %d: sequence %d has %d rows and %d tokens", s.ID, q.Seq, q.Rows, len(q.Tokens))
+	case q.Pos < 0 || q.Pos > state.length:
 		return sdk.Errorf(sdk.CodeInvalid, "step %d: sequence %d starts at position %d, its state ends at %d", s.ID, q.Seq, q.Pos, state.length)
 	case slices.ContainsFunc(s.Seqs[:i], func(o sdk.SeqStep) bool { return o.Seq == q.Seq }):
 		return sdk.Errorf(sdk.CodeInvalid, "step %d names sequence %d twice", s.ID, q.Seq)
+	}
+	if err := state.reaches(q.Seq, q.Pos); err != nil {
+		return err
 	}
 	if m.embed != nil {
 		for _, t := range q.Tokens {
@@ -121,8 +163,8 @@ func (m *loaded) checkSeq(s *sdk.Step, i int) error {
 	switch q.Want {
 	case sdk.WantNothing, sdk.WantToken, sdk.WantLogits:
 	case sdk.WantScores:
-		if len(q.Targets) != len(q.Tokens) {
-			return sdk.Errorf(sdk.CodeInvalid, "step %d: sequence %d: %d targets for %d rows", s.ID, q.Seq, len(q.Targets), len(q.Tokens))
+		if len(q.Targets) != q.Rows {
+			return sdk.Errorf(sdk.CodeInvalid, "step %d: sequence %d: %d targets for %d rows", s.ID, q.Seq, len(q.Targets), q.Rows)
 		}
 	default:
 		return sdk.Errorf(sdk.CodeUnsupported, "step %d: sequence %d wants %d, which this executor does not know", s.ID, q.Seq, q.Want)
@@ -162,6 +204,9 @@ func (m *loaded) run(ctx context.Context, s *sdk.Step) (*sdk.StepResult, error) 
 	defer scope.Close()
 	p := m.pass(scope, s)
 	x, err := m.runLayers(ctx, p, m.enter(p, s))
+	if err == nil {
+		err = p.Err()
+	}
 	if err != nil {
 		return nil, err
 	}
@@ -198,6 +243,9 @@ func (m *loaded) runLayers(ctx context.Context, p *nn.Pass, x mlx.Array) (mlx.Ar
 // runLayer evaluates one layer in a scope of its own, so that nothing of it stays but its result.
 func (m *loaded) runLayer(p *nn.Pass, layer nn.Layer, x mlx.Array) (mlx.Array, error) {
 	outer := p.Scope
+	if err := outer.Err(); err != nil { // of which the layer would only see that its input is missing
+		return mlx.Array{}, err
+	}
 	p.Scope = m.stream.NewScope()
 	defer func() {
 		p.Scope.Close()
@@ -217,9 +265,9 @@ func (m *loaded) pass(scope *mlx.Scope, s *sdk.Step) *nn.Pass {
 	m.positions, m.tokens = m.positions[:0], m.tokens[:0]
 	for i := range s.Seqs {
 		q := &s.Seqs[i]
-		p.Segments = append(p.Segments, nn.Segment{Row0: len(m.tokens), Rows: len(q.Tokens), Pos: q.Pos, Prompt: q.Prompt, States: m.sequences[q.Seq].states})
+		p.Segments = append(p.Segments, nn.Segment{Row0: len(m.positions), Rows: q.Rows, Pos: q.Pos, Prompt: q.Prompt, States: m.sequences[q.Seq].states})
 		m.tokens = append(m.tokens, q.Tokens...)
-		for j := range q.Tokens {
+		for j := range q.Rows {
 			m.positions = append(m.positions, int32(q.Pos+j))
 		}
 	}
@@ -337,10 +385,7 @@ func (m *loaded) remember(q *sdk.SeqStep) {
 	if state.history == nil || q.Prompt {
 		return
 	}
-	for j, t := range q.Tokens {
-		state.history.Add(t)
-		state.generated = append(state.generated, generated{q.Pos + j, t})
-	}
+	state.remember(q.Pos, q.Tokens)
 }
 
 func (m *loaded) answerRow(logits []float32, q *sdk.SeqStep, offset int, result *sdk.SeqResult) error {
@@ -354,7 +399,7 @@ func (m *loaded) answerRow(logits []float32, q *sdk.SeqStep, offset int, result 
 	}
 	state := m.sequences[q.Seq]
 	choice, err := m.chooser.Choose(logits, &sample.Request{
-		Sampler: &state.sampler, History: state.history, Position: q.Pos + len(q.Tokens), Allowed: q.Allowed,
+		Sampler: &state.sampler, History: state.history, Position: q.End(), Allowed: q.Allowed,
 		TopN: q.TopN, Logprob: q.Logprob,
 	})
 	if err != nil {

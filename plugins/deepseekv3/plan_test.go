@@ -35,7 +35,7 @@ func TestKindsAndState(t *testing.T) {
 	} {
 		p := inspect(t, filepath.Join(parityRoot, c.name))
 		last := p.Layers[len(p.Layers)-1]
-		if p.Layers[0].Kind != c.first || last.Kind != c.last || last.KVBytesPerToken != c.perToken || last.KVWindow != 0 {
+		if p.Layers[0].Kind != c.first || last.Kind != c.last || last.PositionBytes() != c.perToken || last.States[0].Window != 0 {
 			t.Errorf("%s: first layer %+v, last %+v; want %s, %s with %d bytes a position", c.name, p.Layers[0], last, c.first, c.last, c.perToken)
 		}
 	}
@@ -65,7 +65,7 @@ func TestDeepSeekV3Parameters(t *testing.T) {
 	if billions := float64(stagetest.Weights(p)) / 2 / 1e9; math.Abs(billions-671) > 0.5 {
 		t.Errorf("%.1f billion parameters, want 671", billions)
 	}
-	if got := p.Layers[0].KVBytesPerToken; got != 2*576 {
+	if got := p.Layers[0].PositionBytes(); got != 2*576 {
 		t.Errorf("%d bytes of state per position and layer, want 1152", got)
 	}
 }
@@ -116,12 +116,12 @@ func TestKimiK3IsPriced(t *testing.T) {
 	billions("a latent layer with experts", p.Layers[3].Weights, latent+experts)
 	billions("embedding and head", p.Embedding+p.Head, ends)
 	billions("all", stagetest.Weights(p), 2780)
-	if p.Layers[3].KVBytesPerToken != 2*576 || p.Layers[3].StateBytes != 0 || p.Layers[1].KVBytesPerToken != 0 {
+	if p.Layers[3].PositionBytes() != 2*576 || p.Layers[3].StateBytes(0, 0) != 0 || p.Layers[1].PositionBytes() != 0 {
 		t.Errorf("state of a latent layer %+v, of a delta layer %+v", p.Layers[3], p.Layers[1])
 	}
 	// 96 heads of 128 by 128 in float32, and three inputs of the convolution in 2 bytes.
-	if want := int64(96*128*128*4 + 3*3*96*128*2); p.Layers[1].StateBytes != want {
-		t.Errorf("a delta layer's state is %d bytes, want %d", p.Layers[1].StateBytes, want)
+	if want := int64(96*128*128*4 + 3*3*96*128*2); p.Layers[1].StateBytes(0, 0) != want {
+		t.Errorf("a delta layer's state is %d bytes, want %d", p.Layers[1].StateBytes(0, 0), want)
 	}
 	values := stagetest.ReadConfig(t, dir, nil)
 	values["quantization"] = map[string]any{"mode": "mxfp4"}

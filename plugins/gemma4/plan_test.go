@@ -31,7 +31,7 @@ func TestLayerKinds(t *testing.T) {
 	} {
 		p := inspect(t, filepath.Join(parityRoot, name))
 		for i, l := range p.Layers {
-			if shared := strings.HasPrefix(l.Kind, "shared"); shared != (l.KVBytesPerToken == 0) {
+			if shared := strings.HasPrefix(l.Kind, "shared"); shared != (l.PositionBytes() == 0) {
 				t.Errorf("%s, layer %d: %+v", name, i, l)
 			}
 		}
@@ -131,11 +131,11 @@ func TestConfigFaults(t *testing.T) {
 // The defaults are those of mlx-lm's ModelArgs.
 func TestDefaults(t *testing.T) {
 	p := inspect(t, stagetest.Bare(t, map[string]any{"model_type": "gemma3", "text_config": map[string]any{}}))
-	if p.VocabSize != 262208 || len(p.Layers) != 26 || p.Layers[5].Kind != "attention" || p.Layers[4].Kind != "sliding-attention" || p.Layers[0].KVBytesPerToken != 2*2*4*256 {
+	if p.VocabSize != 262208 || len(p.Layers) != 26 || p.Layers[5].Kind != "attention" || p.Layers[4].Kind != "sliding-attention" || p.Layers[0].PositionBytes() != 2*2*4*256 {
 		t.Errorf("gemma3: %d tokens, %+v", p.VocabSize, p.Layers)
 	}
 	p = inspect(t, stagetest.Bare(t, map[string]any{"model_type": "gemma4_text"}))
-	if p.VocabSize != 262144 || len(p.Layers) != 35 || p.Layers[4].KVBytesPerToken != 2*2*512 || p.Layers[3].KVBytesPerToken != 2*2*256 || p.Boundary.Width != 1536+35*256 {
+	if p.VocabSize != 262144 || len(p.Layers) != 35 || p.Layers[4].PositionBytes() != 2*2*512 || p.Layers[3].PositionBytes() != 2*2*256 || p.Boundary.Width != 1536+35*256 {
 		t.Errorf("gemma4: %d tokens, %+v", p.VocabSize, p.Layers)
 	}
 }

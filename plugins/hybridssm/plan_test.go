@@ -2,6 +2,7 @@ package main
 
 import (
 	"path/filepath"
+	"reflect"
 	"testing"
 
 	"github.com/mlxcel/mlxcel/mlxshared/stage/stagetest"
@@ -47,8 +48,8 @@ func TestKindsAndState(t *testing.T) {
 	for _, c := range cases {
 		p := inspect(t, filepath.Join(parityRoot, c.checkpoint))
 		for _, l := range p.Layers {
-			if want, ok := c.state[l.Kind]; ok && (l.KVBytesPerToken != want[0] || l.StateBytes != want[1]) {
-				t.Errorf("%s: %s keeps %d bytes a position and %d fixed, want %v", c.checkpoint, l.Kind, l.KVBytesPerToken, l.StateBytes, want)
+			if want, ok := c.state[l.Kind]; ok && (l.PositionBytes() != want[0] || l.StateBytes(0, 0) != want[1]) {
+				t.Errorf("%s: %s keeps %d bytes a position and %d fixed, want %v", c.checkpoint, l.Kind, l.PositionBytes(), l.StateBytes(0, 0), want)
 			}
 		}
 		if got := stagetest.Kinds(p); got != c.kinds {
@@ -144,7 +145,7 @@ func TestSpellings(t *testing.T) {
 			t.Fatalf("%v: %d layers, want %d", c.changes, len(got.Layers), len(want.Layers))
 		}
 		for i := range want.Layers {
-			if got.Layers[i] != want.Layers[i] {
+			if !reflect.DeepEqual(got.Layers[i], want.Layers[i]) {
 				t.Errorf("%v: layer %d is %+v, want %+v", c.changes, i, got.Layers[i], want.Layers[i])
 			}
 		}

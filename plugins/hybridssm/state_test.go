@@ -1,6 +1,7 @@
 package main
 
 import (
+	"fmt"
 	"path/filepath"
 	"slices"
 	"testing"
@@ -9,9 +10,9 @@ import (
 	"github.com/mlxcel/mlxcel/sdk"
 )
 
-// A fork goes on from where it was made, whatever the original does; a recurrent state can't go back, and saying so costs
+// A sequence goes on from what it shares, whatever the other does; a recurrent state can't go back, and saying so costs
 // the sequence nothing.
-func TestForkAndTruncate(t *testing.T) {
+func TestShareAndRewind(t *testing.T) {
 	for _, name := range []string{"jamba-base-q4", "nemotron_h-dense-q4", "qwen3_5-base-q4"} {
 		t.Run(name, func(t *testing.T) {
 			dir := filepath.Join(parityRoot, name)
@@ -19,14 +20,12 @@ func TestForkAndTruncate(t *testing.T) {
 			p := stagetest.Open(t, families(), dir, stagetest.Options{Stages: 2, Dtype: sdk.DtypeFloat32})
 			p.Reserve(sdk.Reservation{Seq: 1, Prompt: run.IDs})
 			last := p.Prefill(1, run.IDs, 512)
-			p.Fork(1, 2)
+			p.Reserve(sdk.Reservation{Seq: 2, Prompt: run.IDs, From: 1, Keep: last.Pos})
 			p.Step(sdk.SeqStep{Seq: 1, Pos: last.Pos, Rows: 3, Tokens: []int32{1, 2, 3}, Prompt: true})
-			for i, e := range p.Stages {
-				if err := e.Truncate(t.Context(), 2, last.Pos-1); sdk.CodeOf(err) != sdk.CodeUnsupported {
-					t.Errorf("stage %d: truncation gave %v", i, err)
-				}
+			back := sdk.SeqStep{Seq: 2, Pos: last.Pos - 1, Rows: 1, Tokens: []int32{1}}
+			if _, err := p.TryStep(t.Context(), back); !stagetest.Is(err, sdk.CodeUnsupported, fmt.Sprintf("the nearest that it can go to are 0 and %d", last.Pos)) {
+				t.Errorf("going back gave %v", err)
 			}
-			p.Truncate(2, last.Pos) // its length
 			last.Seq = 2
 			if got := p.Continue(last, len(run.Tokens)); !slices.Equal(got, run.Tokens) {
 				t.Errorf("the fork goes on with %v, want %v", got, run.Tokens)
@@ -41,8 +40,8 @@ func TestStateBytes(t *testing.T) {
 		p := stagetest.Open(t, families(), dir, stagetest.Options{})
 		fixed, perToken := int64(0), int64(0)
 		for _, l := range inspect(t, dir).Layers {
-			fixed += l.StateBytes
-			perToken += l.KVBytesPerToken
+			fixed += l.StateBytes(0, 0)
+			perToken += l.PositionBytes()
 		}
 		held := func(want int64) {
 			t.Helper()
@@ -54,8 +53,8 @@ func TestStateBytes(t *testing.T) {
 		held(fixed)
 		p.Step(sdk.SeqStep{Seq: 1, Rows: 3, Tokens: []int32{1, 2, 3}, Prompt: true})
 		held(fixed + 64*perToken) // caches grow by blocks
-		p.Fork(1, 2)
-		held(2 * (fixed + 64*perToken))
+		p.Reserve(sdk.Reservation{Seq: 2, From: 1, Keep: 3})
+		held(2*fixed + 64*perToken) // blocks that both hold count once
 		p.Release(1)
 		p.Release(2)
 		held(0)

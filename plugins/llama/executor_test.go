@@ -45,10 +45,10 @@ func TestProfile(t *testing.T) {
 		p.Boundary != (sdk.Boundary{Width: 128, Dtype: sdk.DtypeFloat32}) || p.Quantization != "affine 4-bit group 64" || len(p.Layers) != 6 {
 		t.Errorf("%+v", p)
 	}
-	if l := p.Layers[0]; l.Kind != "sliding-attention" || l.KVBytesPerToken != 2*2*32*4 || l.KVWindow < 16 || l.StateBytes != 0 {
+	if l := p.Layers[0]; l.Kind != "sliding-attention" || l.PositionBytes() != 2*2*32*4 || l.States[0].Window < 16 || l.StateBytes(0, 0) != 0 {
 		t.Errorf("sliding layer %+v", l)
 	}
-	if l := p.Layers[2]; l.Kind != "attention" || l.KVWindow != 0 {
+	if l := p.Layers[2]; l.Kind != "attention" || l.States[0].Window != 0 {
 		t.Errorf("full layer %+v", l)
 	}
 }
@@ -240,14 +240,21 @@ func TestKVBudget(t *testing.T) {
 	p.Step(sdk.SeqStep{Seq: 1, Rows: len(ids), Tokens: ids})
 	p.Step(sdk.SeqStep{Seq: 1, Pos: 64, Rows: len(ids), Tokens: ids})
 	bytes(3 * block)
-	p.Truncate(1, 64)
+	p.Step(sdk.SeqStep{Seq: 1, Pos: 63, Rows: 1, Tokens: ids[:1]}) // goes back
 	bytes(2 * block)
 	p.Release(1)
 	p.Step(sdk.SeqStep{Seq: 2, Pos: 64, Rows: 1, Tokens: ids[:1]})
 	bytes(2 * block)
-	if err := e.Fork(t.Context(), 2, 4); !stagetest.Is(err, sdk.CodeOutOfMemory, "sequence 4") {
-		t.Errorf("fork: %v", err)
+	p.Reserve(sdk.Reservation{Seq: 4, From: 2, Keep: 65})
+	bytes(2 * block) // what both hold counts once
+	p.Step(sdk.SeqStep{Seq: 4, Pos: 65, Rows: 1, Tokens: ids[:1]})
+	bytes(3 * block)
+	p.Reserve(sdk.Reservation{Seq: 5, From: 4, Keep: 66})
+	if _, err := p.TryStep(t.Context(), sdk.SeqStep{Seq: 5, Pos: 66, Rows: 1, Tokens: ids[:1]}); !stagetest.Is(err, sdk.CodeOutOfMemory, "sequence 5") {
+		t.Errorf("a copy of a shared block beyond the budget: %v", err)
 	}
+	p.Release(4)
+	p.Release(5)
 	p.Release(2)
 	bytes(0)
 }
@@ -272,8 +279,9 @@ func TestScoresOfManyRows(t *testing.T) {
 	}
 }
 
-// Penalties forget what a truncation takes back, and a copy keeps its own count: the same continuation comes again.
-func TestPenaltiesFollowTruncateAndFork(t *testing.T) {
+// Penalties forget what going back takes, and a sequence that begins with what another holds has a count of its own: the same
+// continuation comes again.
+func TestPenaltiesFollowRewindAndShare(t *testing.T) {
 	dir := filepath.Join(parityRoot, "llama-untied-q4")
 	ids := stagetest.ReadGolden(t, dir, "golden_f32.json").Runs[0].IDs
 	p := stagetest.Open(t, families(), dir, stagetest.Options{Stages: 2})
@@ -284,13 +292,13 @@ func TestPenaltiesFollowTruncateAndFork(t *testing.T) {
 	if plain := p.Generate(3, ids, 24, 512); slices.Equal(plain, want) {
 		t.Fatal("the penalties change nothing, so this test shows nothing")
 	}
-	p.Fork(1, 2)
-	for _, seq := range []sdk.SeqID{1, 2} {
-		last := len(ids) - 1
-		p.Truncate(seq, last)
+	last := len(ids) - 1
+	p.Reserve(sdk.Reservation{Seq: 2, Prompt: ids, Sampler: sampler, From: 1, Keep: len(ids) + 23, Generated: want[:23]})
+	p.Reserve(sdk.Reservation{Seq: 4, Prompt: ids, Sampler: sampler, From: 1, Keep: last})
+	for _, seq := range []sdk.SeqID{1, 2, 4} {
 		step := sdk.SeqStep{Seq: seq, Pos: last, Rows: len(ids[last:]), Tokens: ids[last:], Prompt: true, Want: sdk.WantToken}
 		if got := p.Continue(step, 24); !slices.Equal(got, want) {
-			t.Errorf("sequence %d: %v, before the truncation %v", seq, got, want)
+			t.Errorf("sequence %d: %v, before %v", seq, got, want)
 		}
 	}
 }
@@ -300,7 +308,7 @@ func TestDescribe(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if d.Name != "test" || d.Device.Kind != "cpu" || d.Device.TotalMemory <= 0 || !strings.HasPrefix(d.Runtime, "mlx 0.") || len(d.Families) != len(families()) {
+	if d.Name != "test" || d.Devices[0].Kind != "cpu" || d.Devices[0].TotalMemory <= 0 || !strings.HasPrefix(d.Runtime, "mlx 0.") || len(d.Families) != len(families()) {
 		t.Errorf("%+v", d)
 	}
 }

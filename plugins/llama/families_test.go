@@ -101,7 +101,7 @@ func TestPlannedExaone(t *testing.T) {
 			t.Errorf("layer %d weighs %d bytes, want %d", i, p.Layers[i].Weights, want)
 		}
 	}
-	if p.Layers[0].KVWindow == 0 || p.Layers[0].Kind != "sliding-attention" || p.Layers[1].Kind != "attention-moe" {
+	if p.Layers[0].States[0].Window == 0 || p.Layers[0].Kind != "sliding-attention" || p.Layers[1].Kind != "attention-moe" {
 		t.Errorf("%+v", p.Layers)
 	}
 }

@@ -83,7 +83,6 @@ func BenchmarkDecode(b *testing.B) {
 			token, at := p.Step(p.Prefill(1, prompt, 512))[0].Token, len(prompt)
 			for b.Loop() {
 				if at == 512 { // keep the context short, so that what is measured stays the same
-					p.Truncate(1, len(prompt))
 					at = len(prompt)
 				}
 				token = p.Step(sdk.SeqStep{Seq: 1, Pos: at, Rows: 1, Tokens: []int32{token}, Want: sdk.WantToken})[0].Token
@@ -104,7 +103,6 @@ func BenchmarkPrefill(b *testing.B) {
 	p.Reserve(sdk.Reservation{Seq: 1, Prompt: ids})
 	for b.Loop() {
 		p.Step(sdk.SeqStep{Seq: 1, Rows: len(ids), Tokens: ids, Prompt: true})
-		p.Truncate(1, 0)
 	}
 	b.ReportMetric(float64(b.N*len(ids))/b.Elapsed().Seconds(), "tokens/s")
 }
@@ -128,7 +126,6 @@ func BenchmarkBatch(b *testing.B) {
 			for b.Loop() {
 				for i := range steps {
 					if steps[i].Pos == last {
-						p.Truncate(steps[i].Seq, len(prompt))
 						steps[i].Pos = len(prompt)
 					}
 				}

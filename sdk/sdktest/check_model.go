@@ -31,11 +31,8 @@ func checkDescribe(ctx context.Context, r *rig) error {
 	if d.Name == "" || d.Version == "" || d.Runtime == "" {
 		return fmt.Errorf("name %q, version %q and runtime %q must not be empty", d.Name, d.Version, d.Runtime)
 	}
-	if !slices.Contains([]string{"cpu", "metal", "cuda"}, d.Device.Kind) {
-		return fmt.Errorf("device kind %q, want cpu, metal or cuda", d.Device.Kind)
-	}
-	if d.Device.TotalMemory <= 0 || d.Device.FreeMemory > d.Device.TotalMemory {
-		return fmt.Errorf("the device has %d bytes free of %d: plans are made from them", d.Device.FreeMemory, d.Device.TotalMemory)
+	if err := checkDevices(d.Devices); err != nil {
+		return err
 	}
 	seen := map[string]bool{}
 	for _, f := range d.Families {
@@ -46,6 +43,26 @@ func checkDescribe(ctx context.Context, r *rig) error {
 		if err := checkFamily(f); err != nil {
 			return fmt.Errorf("family %s: %w", f.Name, err)
 		}
+	}
+	return nil
+}
+
+func checkDevices(devices []sdk.Device) error {
+	if len(devices) == 0 {
+		return errors.New("it names no device that it could load on")
+	}
+	seen := map[int]bool{}
+	for _, d := range devices {
+		if !slices.Contains([]string{"cpu", "metal", "cuda"}, d.Kind) {
+			return fmt.Errorf("device kind %q, want cpu, metal or cuda", d.Kind)
+		}
+		if d.TotalMemory <= 0 || d.FreeMemory > d.TotalMemory {
+			return fmt.Errorf("device %d has %d bytes free of %d: plans are made from them", d.Index, d.FreeMemory, d.TotalMemory)
+		}
+		if seen[d.Index] {
+			return fmt.Errorf("two devices have the index %d, by which a load names one", d.Index)
+		}
+		seen[d.Index] = true
 	}
 	return nil
 }
@@ -205,6 +222,7 @@ func checkLoadErrors(ctx context.Context, r *rig) error {
 	}{
 		{"a folder that is not there", func(q *sdk.LoadRequest) { q.Dir = filepath.Join(q.Dir, "absent") }, []sdk.Code{sdk.CodeNotFound}},
 		{"layers past the last", func(q *sdk.LoadRequest) { q.Layers.End = n + 1 }, []sdk.Code{sdk.CodeInvalid}},
+		{"a device that is not there", func(q *sdk.LoadRequest) { q.Device = 1 << 20 }, []sdk.Code{sdk.CodeInvalid, sdk.CodeUnsupported, sdk.CodeNotFound}},
 		{"a family that is not there", func(q *sdk.LoadRequest) { q.Family = "no such family" }, []sdk.Code{sdk.CodeInvalid, sdk.CodeUnsupported, sdk.CodeNotFound}},
 	} {
 		client, err := r.start()

@@ -4,7 +4,9 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math"
 	"runtime/debug"
+	"slices"
 
 	"github.com/mlxcel/mlxcel/sdk"
 )
@@ -94,14 +96,86 @@ func checkReload(ctx context.Context, r *rig) error {
 	return wantCode("a step of a sequence from before the unload", err, sdk.CodeUnknownSequence)
 }
 
-// checkBudget loads with room for half of the prompt.
-func checkBudget(ctx context.Context, r *rig) error {
-	budget, grows := int64(0), false
-	for _, l := range r.profile.Layers {
-		budget += l.StateBytes + l.KVBytesPerToken*int64(len(r.prompt)/2)
-		grows = grows || l.KVBytesPerToken > 0 && (l.KVWindow == 0 || l.KVWindow > len(r.prompt))
+// pricedPositions bounds the lengths at which checkPrice looks.
+const pricedPositions = 1100
+
+// checkPrice compares what the stats report with what the profile foretells, where blocks begin and windows fill.
+func checkPrice(ctx context.Context, r *rig) error {
+	p, err := r.open(ctx)
+	if err != nil {
+		return err
 	}
-	if !grows {
+	lengths := r.priceLengths()
+	tokens, seq := r.madeUp(lengths[len(lengths)-1], 5), r.seq()
+	if err := p.do(ctx, sdk.Reservation{Seq: seq, Prompt: tokens}); err != nil {
+		return err
+	}
+	if err := r.comparePrice(ctx, p, 0); err != nil {
+		return err
+	}
+	fed := 0
+	for _, n := range lengths {
+		if err := p.feed(ctx, seq, fed, tokens[fed:n], maxRows); err != nil {
+			return err
+		}
+		if err := r.comparePrice(ctx, p, n); err != nil {
+			return err
+		}
+		fed = n
+	}
+	return nil
+}
+
+// priceLengths are the lengths around the edges of blocks and windows, in order.
+func (r *rig) priceLengths() []int {
+	lengths := []int{1, len(r.prompt)}
+	for _, l := range r.profile.Layers {
+		for _, s := range l.States {
+			for _, edge := range []int{s.Block, 2 * s.Block, s.Window, s.Window + s.Block} {
+				lengths = append(lengths, edge-1, edge, edge+1)
+			}
+		}
+	}
+	most := pricedPositions
+	if limit := r.profile.ContextLength; limit > 0 {
+		most = min(most, limit)
+	}
+	slices.Sort(lengths)
+	return slices.DeleteFunc(slices.Compact(lengths), func(n int) bool { return n < 1 || n > most })
+}
+
+// comparePrice looks at the only sequence. A window that is full may hold less than its price by a block at either end.
+func (r *rig) comparePrice(ctx context.Context, p *pipe, positions int) error {
+	var most, less int64
+	for _, l := range r.profile.Layers {
+		most += l.StateBytes(positions, 0)
+		for _, s := range l.States {
+			if s.Window > 0 && s.Bytes(positions) == s.Bytes(math.MaxInt) {
+				less += 2 * int64(max(1, s.Block)) * s.BytesPerPosition
+			}
+		}
+	}
+	stats, err := p.stages[0].client.Stats(ctx)
+	if err != nil {
+		return err
+	}
+	switch held := stats.StateBytes; {
+	case held > most:
+		return fmt.Errorf("a sequence of %d positions holds %d bytes of state, the profile's price is %d", positions, held, most)
+	case held < most-less:
+		return fmt.Errorf("a sequence of %d positions holds %d bytes of state, the profile's price is %d and may be no more than %d too high", positions, held, most, less)
+	}
+	return nil
+}
+
+// checkBudget loads with a byte less than the prompt's state takes.
+func checkBudget(ctx context.Context, r *rig) error {
+	budget, empty := int64(-1), int64(-1)
+	for _, l := range r.profile.Layers {
+		budget += l.StateBytes(len(r.prompt), 0)
+		empty += l.StateBytes(0, 0)
+	}
+	if budget == empty {
 		return fmt.Errorf("%w: its state does not grow", errSkipped)
 	}
 	req := r.request(sdk.LayerRange{End: len(r.profile.Layers)})

@@ -53,6 +53,9 @@ func (r *rig) logitsAfter(ctx context.Context, p *pipe, tokens []int32) ([][]flo
 
 // checkGreedy compares greedy tokens, top tokens and log-probabilities with the raw logits.
 func checkGreedy(ctx context.Context, r *rig) error {
+	if err := r.need(sdk.CapabilityLogits); err != nil {
+		return err
+	}
 	p, err := r.open(ctx)
 	if err != nil {
 		return err
@@ -153,6 +156,9 @@ func (r *rig) first(ctx context.Context, p *pipe, s sdk.Sampler, q sdk.SeqStep) 
 
 // checkScores compares the scores of given tokens with the logits after each row.
 func checkScores(ctx context.Context, r *rig) error {
+	if err := r.need(sdk.CapabilityLogits, sdk.CapabilityScores); err != nil {
+		return err
+	}
 	p, err := r.open(ctx)
 	if err != nil {
 		return err
@@ -273,6 +279,9 @@ func checkMask(ctx context.Context, r *rig) error {
 		"the mask, sampled": {sdk.Sampler{Temperature: 1, Seed: 5}, mask},
 		"the bias":          {sdk.Sampler{LogitBias: map[int32]float32{token: 1e4}}, nil},
 	} {
+		if c.mask != nil && !r.has(sdk.CapabilityMasks) {
+			continue
+		}
 		seq := r.seq()
 		if err := p.do(ctx, sdk.Reservation{Seq: seq, Prompt: r.prompt, Sampler: c.sampler}); err != nil {
 			return err
@@ -296,6 +305,9 @@ func checkMask(ctx context.Context, r *rig) error {
 
 // checkPenalties compares greedy tokens under penalties with the formulas, applied to the raw logits.
 func checkPenalties(ctx context.Context, r *rig) error {
+	if err := r.need(sdk.CapabilityLogits); err != nil {
+		return err
+	}
 	p, err := r.open(ctx)
 	if err != nil {
 		return err

@@ -3,7 +3,6 @@ package sdktest
 import (
 	"bytes"
 	"context"
-	"errors"
 	"fmt"
 	"math"
 	"slices"
@@ -42,7 +41,7 @@ func checkOrder(ctx context.Context, r *rig) error {
 		{Seq: seq, Pos: half, Tokens: tokens[half:len(r.prompt)], Prompt: true, Want: sdk.WantToken, TopN: topN},
 		{Seq: seq, Pos: len(r.prompt), Tokens: want.tokens[:1], Want: sdk.WantToken, TopN: topN},
 	} {
-		if err := send(&sdk.Step{ID: 1000 + uint64(i), Slot: i, Seqs: []sdk.SeqStep{q}}); err != nil {
+		if err := send(&sdk.Step{ID: 1000 + uint64(i), Slot: i, Seqs: []sdk.SeqStep{p.rows(p.stages[0], q)}}); err != nil {
 			return err
 		}
 	}
@@ -121,14 +120,14 @@ func (r *rig) compareSplit(ctx context.Context, split []int, want *trace) error 
 // splitChunk makes the split runs prefill in several steps, so that state carries over on every stage; on devices
 // whose kernels depend on the shape, the same shapes are kept.
 func (r *rig) splitChunk() int {
-	if r.cfg.ShapeDependent {
+	if !r.device.Numerics.ChunkInvariant {
 		return 0
 	}
 	return 5
 }
 
 func checkChunks(ctx context.Context, r *rig) error {
-	if r.cfg.ShapeDependent {
+	if !r.device.Numerics.ChunkInvariant {
 		return fmt.Errorf("%w: kernels depend on the shape", errSkipped)
 	}
 	p, err := r.open(ctx)
@@ -155,7 +154,7 @@ func checkChunks(ctx context.Context, r *rig) error {
 
 // checkBatch runs three sequences of different lengths in the same steps and compares each with itself alone.
 func checkBatch(ctx context.Context, r *rig) error {
-	if r.cfg.ShapeDependent {
+	if !r.device.Numerics.BatchInvariant {
 		return fmt.Errorf("%w: kernels depend on the shape", errSkipped)
 	}
 	p, err := r.open(ctx)
@@ -249,13 +248,17 @@ func checkSlots(ctx context.Context, r *rig) error {
 	for i := range slots {
 		fill(region.In(i), mark)
 		fill(region.Out(i), mark)
+		fill(region.Masks(i), mark)
 	}
-	q := sdk.SeqStep{Seq: seq, Tokens: r.prompt, Prompt: true, Want: sdk.WantLogits}
-	if _, err := s.do(ctx, &sdk.Step{ID: 1, Slot: slot, Seqs: []sdk.SeqStep{q}}); err != nil {
+	q := sdk.SeqStep{Seq: seq, Tokens: r.prompt, Prompt: true, Want: sdk.WantToken, TopN: topN}
+	if r.has(sdk.CapabilityLogits) {
+		q.Want, q.TopN = sdk.WantLogits, 0
+	}
+	if _, err := s.do(ctx, &sdk.Step{ID: 1, Slot: slot, Seqs: []sdk.SeqStep{p.rows(s, q)}}); err != nil {
 		return err
 	}
 	for i := range slots {
-		areas := [][]byte{region.In(i)}
+		areas := [][]byte{region.In(i), region.Masks(i)}
 		if i != slot {
 			areas = append(areas, region.Out(i))
 		}
@@ -316,90 +319,6 @@ func (p *pipe) logits(ctx context.Context, seq sdk.SeqID, pos int, tokens []int3
 	return raw, nil
 }
 
-// unsupported turns a proper CodeUnsupported into a skip.
-func unsupported(err error) error {
-	if e, ok := errors.AsType[*sdk.Error](err); ok && e.Code == sdk.CodeUnsupported {
-		return fmt.Errorf("%w: %v", errSkipped, err)
-	}
-	return err
-}
-
-// checkFork forks a sequence, takes the original another way, and looks whether the copy still goes the first.
-func checkFork(ctx context.Context, r *rig) error {
-	p, err := r.open(ctx)
-	if err != nil {
-		return err
-	}
-	tail, other := r.madeUp(3, 1), r.madeUp(3, 8)
-	from, to, want := r.seq(), r.seq(), []byte(nil)
-	for _, seq := range []sdk.SeqID{r.seq(), from} {
-		if err := p.do(ctx, sdk.Reservation{Seq: seq, Prompt: r.prompt}); err != nil {
-			return err
-		}
-		if err := p.feed(ctx, seq, 0, r.prompt, maxRows); err != nil {
-			return err
-		}
-		if seq != from {
-			if want, err = p.logits(ctx, seq, len(r.prompt), tail); err != nil {
-				return err
-			}
-		}
-	}
-	if err := p.do(ctx, sdk.ForkOp{From: from, To: to}); err != nil {
-		return unsupported(err)
-	}
-	if _, err := p.logits(ctx, from, len(r.prompt), other); err != nil {
-		return err
-	}
-	if err := p.do(ctx, sdk.Release{Seq: from}); err != nil {
-		return err
-	}
-	got, err := p.logits(ctx, to, len(r.prompt), tail)
-	if err != nil {
-		return fmt.Errorf("a step of a fork: %w", err)
-	}
-	if err := sameLogits(want, got); err != nil {
-		return fmt.Errorf("a fork goes another way than its original: %w", err)
-	}
-	return nil
-}
-
-// checkTruncate goes a wrong way, goes back, and looks whether the right way is as if nothing had happened.
-func checkTruncate(ctx context.Context, r *rig) error {
-	p, err := r.open(ctx)
-	if err != nil {
-		return err
-	}
-	tail, wrong := r.madeUp(3, 1), r.madeUp(4, 8)
-	straight, detour := r.seq(), r.seq()
-	for _, seq := range []sdk.SeqID{straight, detour} {
-		if err := p.do(ctx, sdk.Reservation{Seq: seq, Prompt: r.prompt}); err != nil {
-			return err
-		}
-		if err := p.feed(ctx, seq, 0, r.prompt, maxRows); err != nil {
-			return err
-		}
-	}
-	want, err := p.logits(ctx, straight, len(r.prompt), tail)
-	if err != nil {
-		return err
-	}
-	if _, err := p.logits(ctx, detour, len(r.prompt), wrong); err != nil {
-		return err
-	}
-	if err := p.do(ctx, sdk.Truncation{Seq: detour, Length: len(r.prompt)}); err != nil {
-		return unsupported(err)
-	}
-	got, err := p.logits(ctx, detour, len(r.prompt), tail)
-	if err != nil {
-		return fmt.Errorf("a step after a truncation: %w", err)
-	}
-	if err := sameLogits(want, got); err != nil {
-		return fmt.Errorf("after a truncation: %w", err)
-	}
-	return nil
-}
-
 func checkUnknownSequence(ctx context.Context, r *rig) error {
 	p, err := r.open(ctx)
 	if err != nil {
@@ -413,13 +332,9 @@ func checkUnknownSequence(ctx context.Context, r *rig) error {
 	if err := wantCode("a step of an unknown sequence", err, sdk.CodeUnknownSequence); err != nil {
 		return err
 	}
-	for what, op := range map[string]sdk.Op{
-		"a fork of an unknown sequence":       sdk.ForkOp{From: unknown, To: r.seq()},
-		"a truncation of an unknown sequence": sdk.Truncation{Seq: unknown},
-	} {
-		if err := wantCode(what, p.do(ctx, op), sdk.CodeUnknownSequence, sdk.CodeUnsupported); err != nil {
-			return err
-		}
+	err = p.do(ctx, sdk.Reservation{Seq: r.seq(), From: unknown, Keep: 1})
+	if err := wantCode("a reservation that keeps positions of an unknown sequence", err, sdk.CodeUnknownSequence, sdk.CodeUnsupported); err != nil {
+		return err
 	}
 	if err := p.do(ctx, sdk.Release{Seq: unknown}); err != nil {
 		return fmt.Errorf("a release of an unknown sequence must do nothing: %w", err)
@@ -431,24 +346,36 @@ func checkUnknownSequence(ctx context.Context, r *rig) error {
 	return err
 }
 
-// checkPositions skips positions and goes back without a truncation: both would make wrong answers.
+// checkPositions skips positions, which would make wrong answers, and goes on where it should.
 func checkPositions(ctx context.Context, r *rig) error {
 	p, err := r.open(ctx)
 	if err != nil {
 		return err
 	}
-	for _, pos := range []int{len(r.prompt) + 1, len(r.prompt) - 1, 0} {
-		seq := r.seq()
-		if err := p.do(ctx, sdk.Reservation{Seq: seq, Prompt: r.prompt}); err != nil {
+	want, err := r.run(ctx, p, r.greedy())
+	if err != nil {
+		return err
+	}
+	skipped := r.seq()
+	if err := p.do(ctx, sdk.Reservation{Seq: skipped, Prompt: r.prompt}); err != nil {
+		return err
+	}
+	n := len(r.prompt)
+	if err := p.feed(ctx, skipped, 0, r.prompt[:n-1], maxRows); err != nil {
+		return err
+	}
+	for _, pos := range []int{n, n + 64} {
+		_, err := p.ask(ctx, sdk.SeqStep{Seq: skipped, Pos: pos, Tokens: r.prompt[:1], Want: sdk.WantToken})
+		if err := wantCode(fmt.Sprintf("a step at position %d of a sequence of %d", pos, n-1), err, sdk.CodeInvalid); err != nil {
 			return err
 		}
-		if err := p.feed(ctx, seq, 0, r.prompt, maxRows); err != nil {
-			return err
-		}
-		_, err := p.ask(ctx, sdk.SeqStep{Seq: seq, Pos: pos, Tokens: r.prompt[:1], Want: sdk.WantToken})
-		if err := wantCode(fmt.Sprintf("a step at position %d of a sequence of %d", pos, len(r.prompt)), err, sdk.CodeInvalid); err != nil {
-			return err
-		}
+	}
+	a, err := p.ask(ctx, sdk.SeqStep{Seq: skipped, Pos: n - 1, Tokens: r.prompt[n-1:], Prompt: true, Want: sdk.WantToken, TopN: topN})
+	if err != nil {
+		return fmt.Errorf("a step where the state ends, after steps past it: %w", err)
+	}
+	if r.chunked() && a.Token != want.tokens[0] {
+		return fmt.Errorf("after steps past its end a sequence chose token %d, without them %d", a.Token, want.tokens[0])
 	}
 	seq := r.seq()
 	if err := p.do(ctx, sdk.Reservation{Seq: seq}); err != nil {
@@ -500,7 +427,7 @@ func (r *rig) giveUp(ctx context.Context, p *pipe) error {
 			return err
 		}
 		p.lastStep++
-		steps = append(steps, &sdk.Step{ID: p.lastStep, Slot: slot, Seqs: []sdk.SeqStep{q}})
+		steps = append(steps, &sdk.Step{ID: p.lastStep, Slot: slot, Seqs: []sdk.SeqStep{p.rows(p.stages[0], q)}})
 	}
 	for _, s := range steps {
 		a, err := stream.Send(s)

@@ -11,8 +11,8 @@ import (
 	"github.com/mlxcel/mlxcel/sdk"
 )
 
-// Command returns a Launcher of the executor binary at path: a process with its region and lifeline, as a host
-// starts it. logger gets the process's log; nil drops it.
+// Command returns a Launcher of the executor binary at path: a process with its region, lifeline and side channel, as
+// a host starts it. logger gets the process's log; nil drops it.
 func Command(path string, logger hclog.Logger) Launcher { return command(path, logger) }
 
 func command(path string, logger hclog.Logger, env ...string) Launcher {
@@ -28,13 +28,17 @@ func command(path string, logger hclog.Logger, env ...string) Launcher {
 		if err != nil {
 			return nil, nil, errors.Join(err, region.Close())
 		}
+		channel, err := sdk.NewSideChannel()
+		if err != nil {
+			return nil, nil, errors.Join(err, lifeline.Close(), region.Close())
+		}
 		cmd := exec.Command(path)
 		cmd.Env = append(os.Environ(), env...)
-		sdk.Inherit(cmd, region, lifeline)
-		process := plugin.NewClient(sdk.ClientConfig(cmd, region, logger))
+		sdk.Inherit(cmd, region, lifeline, channel)
+		process := plugin.NewClient(sdk.ClientConfig(cmd, region, channel, logger))
 		stop := func() error {
 			process.Kill()
-			return errors.Join(lifeline.Close(), region.Close())
+			return errors.Join(channel.Close(), lifeline.Close(), region.Close())
 		}
 		client, err := sdk.Dispense(process)
 		if err != nil {

@@ -14,10 +14,25 @@ import (
 
 // model is what an executor tells of the model before it loads it.
 type model struct {
-	dtype   sdk.Dtype // of the activations that were asked for
+	dtype   sdk.Dtype  // of the activations that were asked for
+	device  sdk.Device // that the checks load on
 	family  sdk.Family
 	profile *sdk.ModelProfile
 	prompt  []int32
+	able    []string // the executor's capabilities
+}
+
+// has tells whether the executor says that it has the capability.
+func (m *model) has(capability string) bool { return slices.Contains(m.able, capability) }
+
+// need skips a check where the executor lacks a capability.
+func (m *model) need(capabilities ...string) error {
+	for _, c := range capabilities {
+		if !m.has(c) {
+			return fmt.Errorf("%w: it lacks the capability %q", errSkipped, c)
+		}
+	}
+	return nil
 }
 
 // rig is what one check works with: the model, and the executors that it started.
@@ -27,6 +42,9 @@ type rig struct {
 	lastSeq sdk.SeqID
 	stops   []func() error
 }
+
+// leastContext is what the checks of states need.
+const leastContext = 64
 
 // learn asks an executor for its family and the model's profile.
 func learn(ctx context.Context, cfg Config, dtype sdk.Dtype) (m *model, err error) {
@@ -43,7 +61,10 @@ func learn(ctx context.Context, cfg Config, dtype sdk.Dtype) (m *model, err erro
 	if i < 0 {
 		return nil, fmt.Errorf("describe does not list the family %q", cfg.Family)
 	}
-	m = &model{dtype: dtype, family: d.Families[i], prompt: cfg.Prompt}
+	if len(d.Devices) == 0 {
+		return nil, errors.New("describe names no device")
+	}
+	m = &model{dtype: dtype, device: d.Devices[0], family: d.Families[i], prompt: cfg.Prompt}
 	m.profile, err = client.Inspect(ctx, sdk.InspectRequest{Dir: cfg.ModelDir, Dtype: dtype})
 	if err != nil {
 		return nil, err
@@ -54,7 +75,8 @@ func learn(ctx context.Context, cfg Config, dtype sdk.Dtype) (m *model, err erro
 	if len(m.prompt) == 0 {
 		m.prompt = m.madeUp(11, 3)
 	}
-	if limit, need := m.profile.ContextLength, 2*len(m.prompt)+2*cfg.Generate; limit > 0 && limit < need {
+	m.able = d.Capabilities
+	if limit, need := m.profile.ContextLength, max(leastContext, 2*len(m.prompt)+2*cfg.Generate); limit > 0 && limit < need {
 		return nil, fmt.Errorf("the model's context of %d is too short for the checks, which need %d", limit, need)
 	}
 	return m, nil
@@ -117,15 +139,21 @@ func (r *rig) request(layers sdk.LayerRange) sdk.LoadRequest {
 		HasEmbedding: layers.Start == 0,
 		HasHead:      layers.End == len(r.profile.Layers),
 		Dtype:        r.dtype,
-		Region:       sdk.RegionLayout{Slots: slots, InBytes: rows, OutBytes: max(rows, maxSeqs*4*r.profile.VocabSize)},
+		Device:       r.device.Index,
+		Region:       sdk.RegionLayout{Slots: slots, InBytes: rows, OutBytes: max(rows, maxSeqs*4*r.profile.VocabSize), MaskBytes: maxSeqs * r.maskBytes()},
 	}
 }
+
+// maskBytes is the size of a mask.
+func (r *rig) maskBytes() int { return (r.profile.VocabSize + 7) / 8 }
 
 // stage is a loaded executor with its step stream.
 type stage struct {
 	client *sdk.Client
 	stream *sdk.StepStream
 	report *sdk.LoadReport
+	layers sdk.LayerRange
+	role   sdk.StageRole
 }
 
 // load starts an executor and loads it.
@@ -140,6 +168,8 @@ func (r *rig) load(ctx context.Context, req sdk.LoadRequest) (*stage, error) {
 
 func (s *stage) load(ctx context.Context, req sdk.LoadRequest) error {
 	var err error
+	s.layers = req.Layers
+	s.role = sdk.StageRole{TakesTokens: req.HasEmbedding, TakesHidden: !req.HasEmbedding, GivesHidden: !req.HasHead, Answers: req.HasHead}
 	if s.report, err = s.client.Load(ctx, req, nil); err != nil {
 		return fmt.Errorf("load layers [%d, %d): %w", req.Layers.Start, req.Layers.End, err)
 	}
@@ -151,6 +181,7 @@ func (s *stage) load(ctx context.Context, req sdk.LoadRequest) error {
 type pipe struct {
 	stages   []*stage
 	lastStep uint64
+	counting map[sdk.SeqID]bool // sequences whose sampler counts tokens
 }
 
 // open loads the model, split before each of the layers in cuts.
@@ -168,14 +199,44 @@ func (r *rig) open(ctx context.Context, cuts ...int) (*pipe, error) {
 	return p, nil
 }
 
-// do applies an operation on every stage.
+// do applies an operation on every stage, which gets of it what it needs.
 func (p *pipe) do(ctx context.Context, op sdk.Op) error {
 	for _, s := range p.stages {
-		if _, err := s.do(ctx, op); err != nil {
+		if _, err := s.do(ctx, p.share(s, op)); err != nil {
 			return err
 		}
 	}
 	return nil
+}
+
+// share is what a stage needs of an operation: prompt and sampler matter only where tokens are chosen.
+func (p *pipe) share(s *stage, op sdk.Op) sdk.Op {
+	reservation, ok := op.(sdk.Reservation)
+	if !ok {
+		return op
+	}
+	if p.counting == nil {
+		p.counting = map[sdk.SeqID]bool{}
+	}
+	p.counting[reservation.Seq] = reservation.Sampler.CountsTokens()
+	if !s.role.Answers {
+		reservation.Prompt, reservation.Generated, reservation.Sampler = nil, nil, sdk.Sampler{}
+	}
+	return reservation
+}
+
+// rows is what a stage needs of a sequence's rows.
+func (p *pipe) rows(s *stage, q sdk.SeqStep) sdk.SeqStep {
+	if q.Rows == 0 {
+		q.Rows = len(q.Tokens)
+	}
+	if !s.role.TakesTokens && !(s.role.Answers && p.counting[q.Seq]) {
+		q.Tokens = nil
+	}
+	if !s.role.Answers {
+		q.Want, q.TopN, q.Logprob, q.Targets, q.Allowed = sdk.WantNothing, 0, false, nil, nil
+	}
+	return q
 }
 
 func (s *stage) do(ctx context.Context, op sdk.Op) (*sdk.StepResult, error) {
@@ -191,7 +252,10 @@ func (p *pipe) step(ctx context.Context, seqs ...sdk.SeqStep) ([]sdk.SeqResult, 
 	p.lastStep++
 	var hidden sdk.Tensor
 	for i, s := range p.stages {
-		step := &sdk.Step{ID: p.lastStep, Seqs: seqs}
+		step := &sdk.Step{ID: p.lastStep}
+		for _, q := range seqs {
+			step.Seqs = append(step.Seqs, p.rows(s, q))
+		}
 		if i > 0 {
 			step.Hidden = hidden
 			step.Hidden.Data = s.client.Region().In(step.Slot)[:len(hidden.Data)]
@@ -292,24 +356,52 @@ func (r *rig) generate(ctx context.Context, p *pipe, seq sdk.SeqID, pl plan) (*t
 	if err := p.feed(ctx, seq, 0, pl.prompt[:last], chunk); err != nil {
 		return nil, err
 	}
-	t := &trace{}
-	q := sdk.SeqStep{Seq: seq, Pos: last, Tokens: pl.prompt[last:], Prompt: true, Want: sdk.WantToken, TopN: topN}
-	for range pl.generate {
-		a, err := p.ask(ctx, q)
-		if err != nil {
+	return r.walk(p, seq, last, pl.prompt[last:]).goOn(ctx, pl.generate)
+}
+
+// walker generates a sequence's tokens, one a step.
+type walker struct {
+	r    *rig
+	p    *pipe
+	next sdk.SeqStep
+	t    trace
+}
+
+// walk begins with the rest of a prompt, from pos on.
+func (r *rig) walk(p *pipe, seq sdk.SeqID, pos int, rest []int32) *walker {
+	return &walker{r: r, p: p, next: sdk.SeqStep{Seq: seq, Pos: pos, Tokens: rest, Prompt: true, Want: sdk.WantToken, TopN: topN}}
+}
+
+func (w *walker) step(ctx context.Context) error {
+	a, err := w.p.ask(ctx, w.next)
+	if err != nil {
+		return err
+	}
+	w.t.answers = append(w.t.answers, *a)
+	w.t.tokens = append(w.t.tokens, a.Token)
+	w.next.Pos += len(w.next.Tokens)
+	w.next.Tokens, w.next.Prompt = []int32{a.Token}, false
+	return nil
+}
+
+// goOn takes n steps, and asks for the logits at their end where the executor gives any.
+func (w *walker) goOn(ctx context.Context, n int) (*trace, error) {
+	for range n {
+		if err := w.step(ctx); err != nil {
 			return nil, err
 		}
-		t.answers = append(t.answers, *a)
-		t.tokens = append(t.tokens, a.Token)
-		q = sdk.SeqStep{Seq: seq, Pos: q.Pos + len(q.Tokens), Tokens: []int32{a.Token}, Want: sdk.WantToken, TopN: topN}
 	}
+	if !w.r.has(sdk.CapabilityLogits) {
+		return &w.t, nil
+	}
+	q := w.next
 	q.Want, q.TopN = sdk.WantLogits, 0
-	a, err := p.ask(ctx, q)
+	a, err := w.p.ask(ctx, q)
 	if err != nil {
 		return nil, err
 	}
-	t.logits = a.Logits.Data
-	return t, nil
+	w.t.logits = a.Logits.Data
+	return &w.t, nil
 }
 
 // equal compares two traces bit for bit.

@@ -25,8 +25,9 @@ type saboteur struct {
 	loaded   func(*sdk.LoadReport, error) (*sdk.LoadReport, error)
 	reserve  func(*sdk.Reservation)
 	release  func(sdk.SeqID) (skip bool)
-	truncate func(length *int)
-	fork     func(inner sdk.Executor, from, to sdk.SeqID) error
+	export   func(ctx context.Context, seq sdk.SeqID, layers sdk.LayerRange, w *sdk.StateWriter) error
+	bring    func(ctx context.Context, seq sdk.SeqID, layers sdk.LayerRange, r *sdk.StateReader) error
+	reserved func(r sdk.Reservation, err error) error
 	before   func(ctx context.Context, s *sdk.Step) error
 	after    func(s *sdk.Step, r *sdk.StepResult, err error) (*sdk.StepResult, error)
 	unload   func() (skip bool)
@@ -64,7 +65,11 @@ func (b *saboteur) Reserve(ctx context.Context, r sdk.Reservation) error {
 	if b.reserve != nil {
 		b.reserve(&r)
 	}
-	return b.Executor.Reserve(ctx, r)
+	err := b.Executor.Reserve(ctx, r)
+	if b.reserved != nil {
+		return b.reserved(r, err)
+	}
+	return err
 }
 
 func (b *saboteur) Release(ctx context.Context, seq sdk.SeqID) error {
@@ -74,18 +79,18 @@ func (b *saboteur) Release(ctx context.Context, seq sdk.SeqID) error {
 	return b.Executor.Release(ctx, seq)
 }
 
-func (b *saboteur) Truncate(ctx context.Context, seq sdk.SeqID, length int) error {
-	if b.truncate != nil {
-		b.truncate(&length)
+func (b *saboteur) ExportState(ctx context.Context, seq sdk.SeqID, layers sdk.LayerRange, w *sdk.StateWriter) error {
+	if b.export != nil {
+		return b.export(ctx, seq, layers, w)
 	}
-	return b.Executor.Truncate(ctx, seq, length)
+	return b.Executor.ExportState(ctx, seq, layers, w)
 }
 
-func (b *saboteur) Fork(ctx context.Context, from, to sdk.SeqID) error {
-	if b.fork != nil {
-		return b.fork(b.Executor, from, to)
+func (b *saboteur) ImportState(ctx context.Context, seq sdk.SeqID, layers sdk.LayerRange, r *sdk.StateReader) error {
+	if b.bring != nil {
+		return b.bring(ctx, seq, layers, r)
 	}
-	return b.Executor.Fork(ctx, from, to)
+	return b.Executor.ImportState(ctx, seq, layers, r)
 }
 
 func (b *saboteur) Step(ctx context.Context, s *sdk.Step) (*sdk.StepResult, error) {
@@ -128,6 +133,20 @@ func answers(change func(s *sdk.Step, i int, r *sdk.SeqResult)) func(*sdk.Step, 
 	}
 }
 
+// profiled returns an inspect hook that changes every state of the profile.
+func profiled(change func(*sdk.StateProfile)) func(*sdk.ModelProfile, error) (*sdk.ModelProfile, error) {
+	return func(p *sdk.ModelProfile, err error) (*sdk.ModelProfile, error) {
+		if err == nil {
+			for i := range p.Layers {
+				for j := range p.Layers[i].States {
+					change(&p.Layers[i].States[j])
+				}
+			}
+		}
+		return p, err
+	}
+}
+
 // nudge changes a number by its last bit.
 func nudge(raw []byte) {
 	bits := binary.LittleEndian.Uint32(raw)
@@ -144,10 +163,13 @@ var sabotage = []struct {
 		b.describe = func(d *sdk.Description) { d.ContractVersion++ }
 	}},
 	{"describe", "an unknown device", func(b *saboteur) {
-		b.describe = func(d *sdk.Description) { d.Device.Kind = "abacus" }
+		b.describe = func(d *sdk.Description) { d.Devices[0].Kind = "abacus" }
 	}},
 	{"describe", "no memory", func(b *saboteur) {
-		b.describe = func(d *sdk.Description) { d.Device.TotalMemory, d.Device.FreeMemory = 0, 0 }
+		b.describe = func(d *sdk.Description) { d.Devices[0].TotalMemory, d.Devices[0].FreeMemory = 0, 0 }
+	}},
+	{"describe", "two devices with one index", func(b *saboteur) {
+		b.describe = func(d *sdk.Description) { d.Devices = append(d.Devices, d.Devices[0]) }
 	}},
 	{"describe", "no model_type", func(b *saboteur) {
 		b.describe = func(d *sdk.Description) { d.Families[0].ModelTypes = nil }
@@ -194,6 +216,9 @@ var sabotage = []struct {
 			}
 			return r, err
 		}
+	}},
+	{"load errors", "the device is not looked at", func(b *saboteur) {
+		b.load = func(req *sdk.LoadRequest, _ *func(sdk.LoadProgress)) { req.Device = 0 }
 	}},
 	{"load errors", "too many layers are cut down in silence", func(b *saboteur) {
 		b.load = func(req *sdk.LoadRequest, _ *func(sdk.LoadProgress)) { req.Layers.End = min(req.Layers.End, layers) }
@@ -308,20 +333,6 @@ var sabotage = []struct {
 	{"release", "a release leaves the sequence", func(b *saboteur) {
 		b.release = func(sdk.SeqID) bool { return true }
 	}},
-	{"fork", "the fork starts empty", func(b *saboteur) {
-		b.fork = func(inner sdk.Executor, from, to sdk.SeqID) error {
-			if err := inner.Fork(context.Background(), from, to); err != nil {
-				return err
-			}
-			return inner.Truncate(context.Background(), to, 0)
-		}
-	}},
-	{"truncate", "the truncation is off by one", func(b *saboteur) {
-		b.truncate = func(length *int) { *length++ }
-	}},
-	{"truncate", "the truncation does nothing", func(b *saboteur) {
-		b.truncate = func(length *int) { *length = math.MaxInt }
-	}},
 	{"unknown sequence", "a step makes the sequence it lacks", func(b *saboteur) {
 		b.before = func(ctx context.Context, s *sdk.Step) error {
 			_ = b.Executor.Reserve(ctx, sdk.Reservation{Seq: s.Seqs[0].Seq})
@@ -337,7 +348,7 @@ var sabotage = []struct {
 			for i := range s.Seqs {
 				q := &s.Seqs[i]
 				q.Pos = lengths[q.Seq]
-				lengths[q.Seq] += len(q.Tokens)
+				lengths[q.Seq] += q.Rows
 			}
 			return nil
 		}
@@ -372,6 +383,21 @@ var sabotage = []struct {
 	{"stats", "released state is counted still", func(b *saboteur) {
 		most := int64(0)
 		b.stats = func(s *sdk.Stats) { most = max(most, s.StateBytes); s.StateBytes = most }
+	}},
+	{"price", "a position costs more than the profile says", func(b *saboteur) {
+		b.inspect = profiled(func(s *sdk.StateProfile) { s.BytesPerPosition-- })
+	}},
+	{"price", "the profile has another block", func(b *saboteur) {
+		b.inspect = profiled(func(s *sdk.StateProfile) { s.Block = 4 })
+	}},
+	{"price", "the profile has a window that never fills", func(b *saboteur) {
+		b.inspect = profiled(func(s *sdk.StateProfile) { s.Window = 8 })
+	}},
+	{"price", "the profile has a fixed state that is not there", func(b *saboteur) {
+		b.inspect = profiled(func(s *sdk.StateProfile) { s.Fixed = 1 })
+	}},
+	{"price", "state is not counted beyond some length", func(b *saboteur) {
+		b.stats = func(s *sdk.Stats) { s.StateBytes = min(s.StateBytes, 64) }
 	}},
 	{"reload", "the unload keeps the sequences", func(b *saboteur) {
 		b.unload = func() bool { return true }

@@ -36,9 +36,8 @@ type Config struct {
 	Generate int
 	// Cuts bounds how many split points are tried, spread evenly; 0 means every legal one.
 	Cuts int
-	// ShapeDependent says that the device picks kernels by shape, so that batches and prefill chunks may change
-	// the last bits. Those checks are left out then.
-	ShapeDependent bool
+	// CopiesState says that the back end copies what a sequence keeps of another, and shares nothing.
+	CopiesState bool
 	// MemorySteps is how many steps must leave the memory flat; 0 means 600.
 	MemorySteps int
 	// Timeout bounds one check; 0 means two minutes.
@@ -152,12 +151,24 @@ func checks() []check {
 		{name: "batch", run: checkBatch, dtypes: true},
 		{name: "slots", run: checkSlots},
 		{name: "release", run: checkRelease},
-		{name: "fork", run: checkFork},
-		{name: "truncate", run: checkTruncate},
+		{name: "share", run: checkShare, dtypes: true},
+		{name: "share errors", run: checkShareErrors},
+		{name: "share counts", run: checkShareCounts},
+		{name: "rewind", run: checkRewind, dtypes: true},
+		{name: "rewind penalties", run: checkRewindPenalties},
+		{name: "rewind refused", run: checkRewindRefused},
+		{name: "snapshots", run: checkSnapshots},
+		{name: "generated", run: checkGenerated},
+		{name: "state", run: checkState, dtypes: true},
+		{name: "state layers", run: checkStateLayers},
+		{name: "state errors", run: checkStateErrors},
+		{name: "needs", run: checkNeeds},
+		{name: "capabilities", run: checkCapabilities},
 		{name: "unknown sequence", run: checkUnknownSequence},
 		{name: "positions", run: checkPositions},
 		{name: "cancel", run: checkCancel},
 		{name: "stats", run: checkStats},
+		{name: "price", run: checkPrice, dtypes: true},
 		{name: "reload", run: checkReload},
 		{name: "seeds", run: checkSeeds},
 		{name: "mask", run: checkMask},

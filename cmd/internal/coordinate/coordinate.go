@@ -218,4 +218,4 @@ type stages struct{ *bringup.Running }
 
 func (s stages) Pipeline() *pipeline.Pipeline { return s.Running.Pipeline }
 func (s stages) Profile() *sdk.ModelProfile   { return s.Running.Plan.Profile }
-func (s stages) Device() string               { return s.Running.Plan.Device }
+func (s stages) Device() sdk.Device           { return s.Running.Device() }

@@ -147,8 +147,11 @@ func (p *program) served(e *engine.Engine, s *batch.Scheduler) *api.Model {
 		IDs: p.cfg.Aliases, Created: time.Now(), VocabSize: e.Profile.VocabSize, EOS: e.Model.EOS,
 		Tokenizer: e.Tokenizer, Template: e.Template, Scheduler: api.Batch{Scheduler: s},
 	}
+	device := e.Device()
 	for _, stage := range e.Plan() {
-		m.Stages = append(m.Stages, api.Stage{Stage: stage.Stage, Layers: stage.Layers, Plugin: stage.Plugin, Bytes: stage.Bytes, Device: e.Device()})
+		m.Stages = append(m.Stages, api.Stage{
+			Stage: stage.Stage, Layers: stage.Layers, Plugin: stage.Plugin, Bytes: stage.Bytes, Device: device.Kind, Numerics: device.Numerics,
+		})
 	}
 	return m
 }

@@ -12,7 +12,7 @@ import (
 
 // goodOffer is an offer of stage 1, and the inspection of a peer that takes it.
 func goodOffer() (*offer, *Inspection) {
-	layer := sdk.LayerProfile{Kind: "attention", Weights: 100, KVBytesPerToken: 10}
+	layer := sdk.LayerProfile{Kind: "attention", Weights: 100, States: []sdk.StateProfile{{Kind: sdk.StateKV, BytesPerPosition: 10}}}
 	have := &Inspection{
 		ModelType: "toy", Identity: cluster.Identity{Version: testVersion, ConfigHash: "00", Layers: 4},
 		Family:  sdk.Family{Name: "toy", Pipeline: true},

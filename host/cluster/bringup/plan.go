@@ -3,7 +3,6 @@ package bringup
 import (
 	"errors"
 	"fmt"
-	"reflect"
 	"strings"
 
 	"github.com/mlxcel/mlxcel/host/cluster"
@@ -73,21 +72,29 @@ func (o offerer) agree(nodes []cluster.Node, learned []Learned) error {
 			refused(i, cluster.RefuseModel(diff))
 			continue
 		}
+		profiled := model.Profile.Diff(l.Profile)
 		switch {
 		case l.Device.Kind != model.Device.Kind:
 			refused(i, cluster.RefuseAccelerator(model.Device.Kind, l.Device.Kind))
 		case l.Family.Name != model.Family.Name:
 			refused(i, o.incapable(l, learned))
-		case !reflect.DeepEqual(l.Profile, model.Profile):
+		case len(profiled) > 0:
 			refused(i, &cluster.Refusal{
-				Code: cluster.CodeCapability,
-				Reason: fmt.Sprintf("pipeline capability mismatch: the executor profiles the model differently from that of %s: boundary %d × %s, want %d × %s",
-					nodes[0].ID, l.Profile.Boundary.Width, l.Profile.Boundary.Dtype, model.Profile.Boundary.Width, model.Profile.Boundary.Dtype),
+				Code:   cluster.CodeCapability,
+				Reason: fmt.Sprintf("pipeline capability mismatch: the executor profiles the model differently from that of %s: %s", nodes[0].ID, listed(profiled)),
 				Remedy: "give every node the same --dtype, and install the same version of the executor on all",
 			})
 		}
 	}
 	return errors.Join(faults...)
+}
+
+func listed(differences []sdk.ProfileDifference) string {
+	texts := make([]string, len(differences))
+	for i, d := range differences {
+		texts[i] = d.String()
+	}
+	return strings.Join(texts, "; ")
 }
 
 // incapable refuses a peer that can't run a stage of its model. The family is the name that the other peers resolved.

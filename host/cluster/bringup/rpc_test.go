@@ -41,7 +41,9 @@ func largestCluster(t *testing.T) (*offer, Learned, Status) {
 		}
 	}
 	for range 1000 {
-		l.Profile.Layers = append(l.Profile.Layers, sdk.LayerProfile{Kind: "sliding-attention", Weights: 1 << 40, KVBytesPerToken: 1 << 20, KVWindow: 1 << 12})
+		l.Profile.Layers = append(l.Profile.Layers, sdk.LayerProfile{Kind: "sliding-attention", Weights: 1 << 40, States: []sdk.StateProfile{
+			{Kind: sdk.StateKV, BytesPerPosition: 1 << 20, Window: 1 << 12, Block: 1 << 8},
+		}})
 	}
 	at := make([]string, stages)
 	learned := make([]Learned, stages)

@@ -212,11 +212,22 @@ func (r *run) link(ctx context.Context) error {
 	})
 }
 
+// promised is what the devices of all nodes promise.
+func promised(nodes []*node) sdk.Numerics {
+	all := sdk.Numerics{BatchInvariant: true, ChunkInvariant: true}
+	for _, n := range nodes {
+		own := n.conn.learned.Device.Numerics
+		all.BatchInvariant = all.BatchInvariant && own.BatchInvariant
+		all.ChunkInvariant = all.ChunkInvariant && own.ChunkInvariant
+	}
+	return all
+}
+
 // canary connects the pipeline and sends one token through all stages.
 func (r *run) canary(ctx context.Context) error {
 	cfg := r.cfg.Shape.pipelineConfig(r.plan.Plan, r.plan.Profile, r.epoch)
 	cfg.KVBudgets = r.plan.KVBudgets
-	cfg.AnyPieces = r.nodes[0].conn.learned.Device.Kind == "cpu" // all are of one kind
+	cfg.Device.Numerics = promised(r.nodes)
 	remote := make([]pipeline.RemoteStage, len(r.nodes))
 	for i, n := range r.nodes {
 		remote[i] = n.remoteStage(r.plan.Stages[i])
@@ -378,6 +389,13 @@ type Running struct {
 	Epoch    uint64
 
 	run *run
+}
+
+// Device is what the stages compute on: the first one's, with what the devices of all promise.
+func (r *Running) Device() sdk.Device {
+	d := r.run.nodes[0].conn.learned.Device
+	d.Numerics = promised(r.run.nodes)
+	return d
 }
 
 // Done is closed when the cluster is lost or closed.

@@ -165,8 +165,8 @@ func (l *Local) Device(ctx context.Context) (device sdk.Device, err error) {
 	}
 	err = l.ask(ctx, func(c *sdk.Client) error {
 		d, err := c.Describe(ctx)
-		if err == nil {
-			device = d.Device
+		if err == nil && len(d.Devices) > 0 {
+			device = d.Devices[0]
 		}
 		return err
 	})

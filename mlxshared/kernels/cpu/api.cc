@@ -144,8 +144,8 @@ const char *mk_matrix_check(const mk_matrix *w) {
   return nullptr;
 }
 
-void mk_linear(mk_pool *p, const mk_matrix *w, const void *bias, mk_dtype bias_dtype, const void *x, mk_dtype xt, void *y,
-               int64_t m) {
+static void linear(mk_pool *p, const mk_matrix *w, const void *bias, mk_dtype bias_dtype, const void *x, mk_dtype xt, void *y,
+                   int64_t m) {
   const int64_t stride = round16(w->cols), at_once = rows_at_once(stride);
   const bool paired = p->ops->paired(*w);
   float *wide = scratch(p->team.workers[0], kScratchInput, (m < at_once ? m : at_once) * stride);
@@ -160,8 +160,13 @@ void mk_linear(mk_pool *p, const mk_matrix *w, const void *bias, mk_dtype bias_d
   }
 }
 
-void mk_embed(mk_pool *p, const mk_matrix *w, const int32_t *ids, int64_t n, void *y, mk_dtype yt) {
-  run_job(p, p->ops->embed, {w, ids, bytes(y), yt}, n, grain(p, n, w->cols));
+mk_result mk_linear(mk_pool *p, const mk_matrix *w, const void *bias, mk_dtype bias_dtype, const void *x, mk_dtype xt, void *y,
+                    int64_t m) {
+  return reported([&] { linear(p, w, bias, bias_dtype, x, xt, y, m); });
+}
+
+mk_result mk_embed(mk_pool *p, const mk_matrix *w, const int32_t *ids, int64_t n, void *y, mk_dtype yt) {
+  return reported([&] { run_job(p, p->ops->embed, {w, ids, bytes(y), yt}, n, grain(p, n, w->cols)); });
 }
 
 void mk_rms_norm(mk_pool *p, const void *x, mk_dtype xt, const void *weight, mk_dtype wt, float weight_offset, float eps,
@@ -178,10 +183,12 @@ void mk_add_rms_norm(mk_pool *p, const void *x, const void *y, mk_dtype t, const
   run(p->team, rows, grain(p, rows, 2 * dim), add_norm_task, &call);
 }
 
-void mk_rope(mk_pool *p, const void *x, mk_dtype xt, const int32_t *pos, const float *inv_freq, int64_t rows, int heads,
-             int head_dim, int rot_dim, float scale, int traditional, void *y) {
-  run_job(p, p->ops->rope, {bytes(x), xt, pos, inv_freq, heads, head_dim, rot_dim, scale, traditional != 0, bytes(y)},
-          rows, grain(p, rows, int64_t(heads) * head_dim + 16 * rot_dim));
+mk_result mk_rope(mk_pool *p, const void *x, mk_dtype xt, const int32_t *pos, const float *inv_freq, int64_t rows, int heads,
+                  int head_dim, int rot_dim, float scale, int traditional, void *y) {
+  return reported([&] {
+    run_job(p, p->ops->rope, {bytes(x), xt, pos, inv_freq, heads, head_dim, rot_dim, scale, traditional != 0, bytes(y)},
+            rows, grain(p, rows, int64_t(heads) * head_dim + 16 * rot_dim));
+  });
 }
 
 void mk_silu_mul(mk_pool *p, const void *gate, const void *up, mk_dtype t, int64_t n, void *y) {
@@ -293,7 +300,7 @@ void run_by_spans(mk_pool *p, AttentionCall &call, std::vector<AttentionUnit> &u
   run(p->team, int64_t(units.size()), int64_t(units.size()), merge_task, &call);
 }
 
-void attend(mk_pool *p, const AttentionJob &job, const mk_segment *segs, int64_t nsegs) {
+void attend_all(mk_pool *p, const AttentionJob &job, const mk_segment *segs, int64_t nsegs) {
   AttentionCall call = {p->ops, job, nullptr, nullptr};
   std::vector<AttentionUnit> units = cut_units(call.job, segs, nsegs);
   if (units.empty())
@@ -311,15 +318,19 @@ void attend(mk_pool *p, const AttentionJob &job, const mk_segment *segs, int64_t
   run(p->team, n, g, unit_task, &call);
 }
 
+mk_result attend(mk_pool *p, const AttentionJob &job, const mk_segment *segs, int64_t nsegs) {
+  return reported([&] { attend_all(p, job, segs, nsegs); });
+}
+
 } // namespace
 } // namespace mk
 
-extern "C" void mk_attention(mk_pool *p, const void *q, mk_dtype t, int heads, float scale, int64_t window, float softcap,
-                             const float *sinks, const mk_segment *segs, int64_t nsegs, void *y) {
-  attend(p, {bytes(q), t, heads, scale, window, softcap, sinks, bytes(y), 0}, segs, nsegs);
+extern "C" mk_result mk_attention(mk_pool *p, const void *q, mk_dtype t, int heads, float scale, int64_t window,
+                                  float softcap, const float *sinks, const mk_segment *segs, int64_t nsegs, void *y) {
+  return attend(p, {bytes(q), t, heads, scale, window, softcap, sinks, bytes(y), 0}, segs, nsegs);
 }
 
-extern "C" void mk_chunked_attention(mk_pool *p, const void *q, mk_dtype t, int heads, float scale, int64_t chunk,
-                                     const mk_segment *segs, int64_t nsegs, void *y) {
-  attend(p, {bytes(q), t, heads, scale, 0, 0, nullptr, bytes(y), chunk}, segs, nsegs);
+extern "C" mk_result mk_chunked_attention(mk_pool *p, const void *q, mk_dtype t, int heads, float scale, int64_t chunk,
+                                          const mk_segment *segs, int64_t nsegs, void *y) {
+  return attend(p, {bytes(q), t, heads, scale, 0, 0, nullptr, bytes(y), chunk}, segs, nsegs);
 }

@@ -17,7 +17,7 @@ type sequence struct {
 // newSequence appends n positions in uneven pieces.
 func newSequence(t *testing.T, name string, heads, kDim, vDim int, dt cpu.DType, n int) *sequence {
 	t.Helper()
-	kv, err := cpu.NewKV(heads, kDim, vDim, dt)
+	kv, err := cpu.NewKV(heads, kDim, vDim, dt, nil)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -204,7 +204,7 @@ func TestAttentionUnseen(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			s := newSequence(t, "unseen", heads, dim, dim, cpu.F32, length)
 			defer s.kv.Free()
-			poisoned, err := cpu.NewKV(heads, dim, dim, cpu.F32)
+			poisoned, err := cpu.NewKV(heads, dim, dim, cpu.F32, nil)
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -253,7 +253,7 @@ func TestAttentionExtremes(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			s := &sequence{cache: cache{heads: 1, kDim: dim, vDim: dim}}
 			var err error
-			if s.kv, err = cpu.NewKV(1, dim, dim, cpu.F32); err != nil {
+			if s.kv, err = cpu.NewKV(1, dim, dim, cpu.F32, nil); err != nil {
 				t.Fatal(err)
 			}
 			defer s.kv.Free()
@@ -283,7 +283,7 @@ func TestAttentionExtremes(t *testing.T) {
 func TestKV(t *testing.T) {
 	const heads, kDim, vDim = 2, 20, 32 // 20 is padded to 32
 	const block = heads * cpu.BlockPositions * (32 + 32) * 2
-	kv, err := cpu.NewKV(heads, kDim, vDim, cpu.F16)
+	kv, err := cpu.NewKV(heads, kDim, vDim, cpu.F16, nil)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -317,7 +317,7 @@ func TestKV(t *testing.T) {
 		}
 	}
 	expect(kv, 365, 6)
-	fork, err := kv.Fork()
+	fork, err := kv.Share(kv.Len())
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -350,7 +350,7 @@ func TestKV(t *testing.T) {
 
 func TestKVRefuses(t *testing.T) {
 	for _, c := range [][3]int{{0, 1, 1}, {1, 0, 1}, {1, 1, 0}, {-1, 4, 4}} {
-		if kv, err := cpu.NewKV(c[0], c[1], c[2], cpu.F32); err == nil {
+		if kv, err := cpu.NewKV(c[0], c[1], c[2], cpu.F32, nil); err == nil {
 			kv.Free()
 			t.Errorf("%v: no error", c)
 		}
@@ -376,7 +376,7 @@ func TestKVFork(t *testing.T) {
 	}
 	for _, length := range []int{64, 100} {
 		one := newSequence(t, "fork", heads, dim, dim, cpu.F32, length)
-		fork, err := one.kv.Fork()
+		fork, err := one.kv.Share(one.kv.Len())
 		if err != nil {
 			t.Fatal(err)
 		}

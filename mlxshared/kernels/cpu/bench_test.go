@@ -128,7 +128,7 @@ func BenchmarkDecode(b *testing.B) {
 func BenchmarkAttention(b *testing.B) {
 	for _, dt := range []cpu.DType{cpu.F32, cpu.F16, cpu.BF16} {
 		for _, length := range []int{128, 1024, 8192} {
-			kv, err := cpu.NewKV(3, 64, 64, dt)
+			kv, err := cpu.NewKV(3, 64, 64, dt, nil)
 			if err != nil {
 				b.Fatal(err)
 			}

@@ -4,6 +4,7 @@
 
 #include <tuple>
 
+#include "memory.h"
 #include "ops.h"
 #include "team.h"
 

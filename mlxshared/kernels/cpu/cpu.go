@@ -23,18 +23,18 @@ static const char *go_check(mk_format f, mk_dtype t, int bits, int group, int64_
   return mk_matrix_check(&w);
 }
 
-static void go_linear(mk_pool *p, mk_format f, mk_dtype t, int bits, int group, int64_t rows, int64_t cols,
-                      const void *data, const void *scales, const void *biases, const void *bias, mk_dtype bias_dtype,
-                      const void *x, mk_dtype xt, void *y, int64_t m) {
+static mk_result go_linear(mk_pool *p, mk_format f, mk_dtype t, int bits, int group, int64_t rows, int64_t cols,
+                           const void *data, const void *scales, const void *biases, const void *bias, mk_dtype bias_dtype,
+                           const void *x, mk_dtype xt, void *y, int64_t m) {
   mk_matrix w = matrix(f, t, bits, group, rows, cols, data, scales, biases);
-  mk_linear(p, &w, bias, bias_dtype, x, xt, y, m);
+  return mk_linear(p, &w, bias, bias_dtype, x, xt, y, m);
 }
 
-static void go_embed(mk_pool *p, mk_format f, mk_dtype t, int bits, int group, int64_t rows, int64_t cols,
-                     const void *data, const void *scales, const void *biases, const int32_t *ids, int64_t n, void *y,
-                     mk_dtype yt) {
+static mk_result go_embed(mk_pool *p, mk_format f, mk_dtype t, int bits, int group, int64_t rows, int64_t cols,
+                          const void *data, const void *scales, const void *biases, const int32_t *ids, int64_t n, void *y,
+                          mk_dtype yt) {
   mk_matrix w = matrix(f, t, bits, group, rows, cols, data, scales, biases);
-  mk_embed(p, &w, ids, n, y, yt);
+  return mk_embed(p, &w, ids, n, y, yt);
 }
 
 static void go_dequantize_row(mk_format f, mk_dtype t, int bits, int group, int64_t rows, int64_t cols,
@@ -143,6 +143,30 @@ func (m *Matrix) DequantizeRow(r int, out []float32) {
 		(*C.float)(unsafe.Pointer(unsafe.SliceData(out))))
 }
 
+// NoMemoryError says how many bytes a kernel could not have; 1 where nobody knows.
+type NoMemoryError int64
+
+func (e NoMemoryError) Error() string {
+	return fmt.Sprintf("cpu kernels: no memory for %d bytes", int64(e))
+}
+
+// ErrPosition means that positions do not fit what a KV holds.
+var ErrPosition = errors.New("cpu kernels: the positions do not fit what the kv holds")
+
+// result is the error behind an mk_result.
+func result(r C.mk_result) error {
+	switch {
+	case r > 0:
+		return NoMemoryError(r)
+	case r == C.MK_POSITION:
+		return ErrPosition
+	}
+	return nil
+}
+
+// FailAllocation lets the n-th allocation from now on fail, once; 0 lets none. It returns what was left of the last n. For tests.
+func FailAllocation(n int) int { return int(C.mk_fail_allocation(C.int64_t(n))) }
+
 func pointer(b []byte) unsafe.Pointer { return unsafe.Pointer(unsafe.SliceData(b)) }
 
 // Pool is a team of threads that runs one operation at a time.
@@ -166,21 +190,27 @@ func (p *Pool) Free() { C.mk_pool_free(p.p) }
 // Threads counts the caller's too.
 func (p *Pool) Threads() int { return int(C.mk_pool_threads(p.p)) }
 
+// Scratch is the bytes of working memory that the threads keep between operations.
+func (p *Pool) Scratch() int { return int(C.mk_pool_scratch(p.p)) }
+
+// Release frees the working memory.
+func (p *Pool) Release() { C.mk_pool_release(p.p) }
+
 // ISA is the instruction set in use.
 func (p *Pool) ISA() ISA { return ISA(C.mk_pool_isa(p.p)) }
 
 // Linear writes y[rows, w.Rows] = x[rows, w.Cols] . w^T + bias. x and y are of type xt; bias may be nil.
-func (p *Pool) Linear(w *Matrix, bias []byte, biasType DType, x []byte, xt DType, y []byte, rows int) {
-	C.go_linear(p.p, C.mk_format(w.Format), C.mk_dtype(w.DType), C.int(w.Bits), C.int(w.Group), C.int64_t(w.Rows),
+func (p *Pool) Linear(w *Matrix, bias []byte, biasType DType, x []byte, xt DType, y []byte, rows int) error {
+	return result(C.go_linear(p.p, C.mk_format(w.Format), C.mk_dtype(w.DType), C.int(w.Bits), C.int(w.Group), C.int64_t(w.Rows),
 		C.int64_t(w.Cols), pointer(w.Data), pointer(w.Scales), pointer(w.Biases), pointer(bias), C.mk_dtype(biasType),
-		pointer(x), C.mk_dtype(xt), pointer(y), C.int64_t(rows))
+		pointer(x), C.mk_dtype(xt), pointer(y), C.int64_t(rows)))
 }
 
 // Embed writes row ids[i] of w to row i of y.
-func (p *Pool) Embed(w *Matrix, ids []int32, y []byte, yt DType) {
-	C.go_embed(p.p, C.mk_format(w.Format), C.mk_dtype(w.DType), C.int(w.Bits), C.int(w.Group), C.int64_t(w.Rows),
+func (p *Pool) Embed(w *Matrix, ids []int32, y []byte, yt DType) error {
+	return result(C.go_embed(p.p, C.mk_format(w.Format), C.mk_dtype(w.DType), C.int(w.Bits), C.int(w.Group), C.int64_t(w.Rows),
 		C.int64_t(w.Cols), pointer(w.Data), pointer(w.Scales), pointer(w.Biases),
-		(*C.int32_t)(unsafe.Pointer(unsafe.SliceData(ids))), C.int64_t(len(ids)), pointer(y), C.mk_dtype(yt))
+		(*C.int32_t)(unsafe.Pointer(unsafe.SliceData(ids))), C.int64_t(len(ids)), pointer(y), C.mk_dtype(yt)))
 }
 
 // RMSNorm normalizes rows of dim elements. weight may be nil.
@@ -205,14 +235,14 @@ type RoPE struct {
 }
 
 // RoPE rotates x[len(pos), Heads, HeadDim] into y.
-func (p *Pool) RoPE(r RoPE, x []byte, xt DType, pos []int32, y []byte) {
+func (p *Pool) RoPE(r RoPE, x []byte, xt DType, pos []int32, y []byte) error {
 	traditional := C.int(0)
 	if r.Traditional {
 		traditional = 1
 	}
-	C.mk_rope(p.p, pointer(x), C.mk_dtype(xt), (*C.int32_t)(unsafe.Pointer(unsafe.SliceData(pos))),
+	return result(C.mk_rope(p.p, pointer(x), C.mk_dtype(xt), (*C.int32_t)(unsafe.Pointer(unsafe.SliceData(pos))),
 		(*C.float)(unsafe.Pointer(unsafe.SliceData(r.InvFreq))), C.int64_t(len(pos)), C.int(r.Heads), C.int(r.HeadDim),
-		C.int(r.RotDim), C.float(r.Scale), traditional, pointer(y))
+		C.int(r.RotDim), C.float(r.Scale), traditional, pointer(y)))
 }
 
 // SiluMul writes y = silu(gate) * up over n elements.
@@ -242,19 +272,40 @@ func (p *Pool) Binary(op BinaryOp, a, b []byte, t DType, n, period int, y []byte
 // BlockPositions is the number of positions of a KV block.
 const BlockPositions = C.MK_KV_BLOCK
 
+// Held counts the bytes of blocks that live, each once however many KVs share it.
+type Held struct{ n *C.int64_t }
+
+// NewHeld makes a counter; Free releases it, after every KV that counts in it.
+func NewHeld() *Held { return &Held{(*C.int64_t)(C.calloc(1, C.sizeof_int64_t))} }
+
+// Bytes is the count.
+func (h *Held) Bytes() int { return int(*h.n) }
+
+// Free releases the counter.
+func (h *Held) Free() { C.free(unsafe.Pointer(h.n)) }
+
+func (h *Held) pointer() *C.int64_t {
+	if h == nil {
+		return nil
+	}
+	return h.n
+}
+
 // KV holds one sequence's keys and values in one layer.
-type KV struct{ kv *C.mk_kv }
+type KV struct {
+	kv     *C.mk_kv
+	k, v   int // elements of a row of keys and of values
+	dtype  DType
+	latent bool
+}
 
-// ErrKV means that an append was refused: memory ran out, or the position is not the length.
-var ErrKV = errors.New("cpu kernels: kv append refused")
-
-// NewKV makes an empty KV; Free releases it.
-func NewKV(kvHeads, kDim, vDim int, t DType) (*KV, error) {
-	kv := C.mk_kv_new(C.int(kvHeads), C.int(kDim), C.int(vDim), C.mk_dtype(t))
+// NewKV makes an empty KV whose blocks count in held, if there is one; Free releases it.
+func NewKV(kvHeads, kDim, vDim int, t DType, held *Held) (*KV, error) {
+	kv := C.mk_kv_new(C.int(kvHeads), C.int(kDim), C.int(vDim), C.mk_dtype(t), held.pointer())
 	if kv == nil {
 		return nil, fmt.Errorf("cpu kernels: no kv of %d heads, dims %d and %d", kvHeads, kDim, vDim)
 	}
-	return &KV{kv}, nil
+	return &KV{kv: kv, k: kvHeads * kDim, v: kvHeads * vDim, dtype: t}, nil
 }
 
 // Free releases the blocks.
@@ -263,8 +314,14 @@ func (k *KV) Free() { C.mk_kv_free(k.kv) }
 // Len is one past the last position.
 func (k *KV) Len() int { return int(C.mk_kv_len(k.kv)) }
 
-// Bytes is the memory held by blocks.
+// First is the first position that was not dropped.
+func (k *KV) First() int { return int(C.mk_kv_first(k.kv)) }
+
+// Bytes is the memory of the KV's blocks, shared ones in full.
 func (k *KV) Bytes() int { return int(C.mk_kv_bytes(k.kv)) }
+
+// Owed is what of Bytes the next Append copies because others share it.
+func (k *KV) Owed() int { return int(C.mk_kv_owed(k.kv)) }
 
 // Truncate drops positions from length on.
 func (k *KV) Truncate(length int) { C.mk_kv_truncate(k.kv, C.int64_t(length)) }
@@ -272,19 +329,33 @@ func (k *KV) Truncate(length int) { C.mk_kv_truncate(k.kv, C.int64_t(length)) }
 // DropBefore frees whole blocks before pos.
 func (k *KV) DropBefore(pos int) { C.mk_kv_drop_before(k.kv, C.int64_t(pos)) }
 
-// Fork copies; blocks are shared until written.
-func (k *KV) Fork() (*KV, error) {
-	kv := C.mk_kv_fork(k.kv)
+// Share makes a KV of the first keep positions; blocks are shared until one side writes.
+func (k *KV) Share(keep int) (*KV, error) {
+	kv := C.mk_kv_share(k.kv, C.int64_t(keep))
 	if kv == nil {
-		return nil, errors.New("cpu kernels: no memory to fork a kv")
+		return nil, fmt.Errorf("cpu kernels: can't share %d positions of %d: no memory, or not so many", keep, k.Len())
 	}
-	return &KV{kv}, nil
+	shared := *k
+	shared.kv = kv
+	return &shared, nil
+}
+
+// Begin lets an empty KV begin at position first.
+func (k *KV) Begin(first int) error { return result(C.mk_kv_begin(k.kv, C.int64_t(first))) }
+
+// Read copies n positions from pos on; values is nil for a latent KV.
+func (k *KV) Read(pos, n int) (keys, values []byte, err error) {
+	keys = make([]byte, max(0, n)*k.k*k.dtype.Size())
+	if !k.latent {
+		values = make([]byte, max(0, n)*k.v*k.dtype.Size())
+	}
+	return keys, values, result(C.mk_kv_read(k.kv, C.int64_t(pos), C.int64_t(n), pointer(keys), pointer(values)))
 }
 
 // Append adds n positions from pos on.
 func (k *KV) Append(pos int, keys, values []byte, n int) error {
-	if C.mk_kv_append(k.kv, C.int64_t(pos), pointer(keys), pointer(values), C.int64_t(n)) != 0 {
-		return fmt.Errorf("%w: at %d, length %d", ErrKV, pos, k.Len())
+	if err := result(C.mk_kv_append(k.kv, C.int64_t(pos), pointer(keys), pointer(values), C.int64_t(n))); err != nil {
+		return fmt.Errorf("appending at %d of %d: %w", pos, k.Len(), err)
 	}
 	return nil
 }
@@ -305,12 +376,12 @@ type Attention struct {
 }
 
 // Attention writes y[rows, Heads, vDim].
-func (p *Pool) Attention(a Attention, q []byte, t DType, segments []Segment, y []byte) {
+func (p *Pool) Attention(a Attention, q []byte, t DType, segments []Segment, y []byte) error {
 	segs := make([]C.mk_segment, len(segments))
 	for i, s := range segments {
 		segs[i] = C.mk_segment{kv: s.KV.kv, row0: C.int64_t(s.Row), n: C.int64_t(s.N), pos: C.int64_t(s.Pos)}
 	}
-	C.mk_attention(p.p, pointer(q), C.mk_dtype(t), C.int(a.Heads), C.float(a.Scale), C.int64_t(a.Window),
+	return result(C.mk_attention(p.p, pointer(q), C.mk_dtype(t), C.int(a.Heads), C.float(a.Scale), C.int64_t(a.Window),
 		C.float(a.Softcap), (*C.float)(unsafe.Pointer(unsafe.SliceData(a.Sinks))), unsafe.SliceData(segs),
-		C.int64_t(len(segs)), pointer(y))
+		C.int64_t(len(segs)), pointer(y)))
 }

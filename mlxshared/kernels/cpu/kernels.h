@@ -28,6 +28,16 @@ typedef enum {
   MK_ISA_NEON = 4
 } mk_isa;
 
+// What a call that takes memory answers: 0, or how many bytes could not be had (1 if the number is not known), or
+// MK_POSITION. Where it lacked memory its outputs are undefined and, but for a recurrent state, nothing else has changed.
+typedef int64_t mk_result;
+enum { MK_POSITION = -1 }; // positions that do not fit what the cache holds
+
+// Lets the n-th allocation from now on fail, once; 0 lets none. Returns what was left of the last n. For tests: whoever
+// else allocates for the kernels' callers counts by mk_allocation_fails, which says whether this is the one.
+int64_t mk_fail_allocation(int64_t n);
+int mk_allocation_fails(void);
+
 // The best instruction set that this machine runs.
 mk_isa mk_best_isa(void);
 
@@ -38,6 +48,8 @@ mk_pool *mk_pool_new(int threads, mk_isa isa); // isa MK_ISA_AUTO picks the best
 void mk_pool_free(mk_pool *);
 int mk_pool_threads(const mk_pool *);
 mk_isa mk_pool_isa(const mk_pool *);
+size_t mk_pool_scratch(const mk_pool *); // bytes of working memory that the threads keep; not while an operation runs
+void mk_pool_release(mk_pool *);         // frees that memory; the same
 
 typedef enum {
   MK_DENSE = 0,   // data [rows, cols] in dtype
@@ -66,11 +78,11 @@ const char *mk_matrix_check(const mk_matrix *);
 
 // y[m, rows] = x[m, cols] . w^T + bias. x and y are dense in xt; bias is [rows] in bias_dtype or NULL and is
 // added in float32 before the one rounding.
-void mk_linear(mk_pool *, const mk_matrix *w, const void *bias, mk_dtype bias_dtype, const void *x, mk_dtype xt,
-               void *y, int64_t m);
+mk_result mk_linear(mk_pool *, const mk_matrix *w, const void *bias, mk_dtype bias_dtype, const void *x, mk_dtype xt,
+                    void *y, int64_t m);
 
 // y[i, cols] = row ids[i] of w, dequantized and rounded to yt. ids lie in [0, rows).
-void mk_embed(mk_pool *, const mk_matrix *w, const int32_t *ids, int64_t n, void *y, mk_dtype yt);
+mk_result mk_embed(mk_pool *, const mk_matrix *w, const int32_t *ids, int64_t n, void *y, mk_dtype yt);
 
 // y[r, dim] = x / sqrt(mean(x^2) + eps) * weight, all in float32, rounded once. weight [dim] in wt; NULL means ones.
 // weight_offset is added to the weight (1 for families that store weight-1).
@@ -84,8 +96,8 @@ void mk_add_rms_norm(mk_pool *, const void *x, const void *y, mk_dtype t, const 
 // Rotary embedding of x [rows, heads, head_dim] by each row's absolute position. inv_freq [rot_dim/2] holds the angle
 // per position; scale multiplies the rotated part of the input (yarn's mscale; 1 otherwise). traditional rotates
 // neighbours (2i, 2i+1), else halves (i, i + rot_dim/2). Elements past rot_dim are copied. x and y may alias.
-void mk_rope(mk_pool *, const void *x, mk_dtype xt, const int32_t *pos, const float *inv_freq, int64_t rows, int heads,
-             int head_dim, int rot_dim, float scale, int traditional, void *y);
+mk_result mk_rope(mk_pool *, const void *x, mk_dtype xt, const int32_t *pos, const float *inv_freq, int64_t rows, int heads,
+                  int head_dim, int rot_dim, float scale, int traditional, void *y);
 
 // y[i] = silu(gate[i]) * up[i].
 void mk_silu_mul(mk_pool *, const void *gate, const void *up, mk_dtype t, int64_t n, void *y);
@@ -99,22 +111,32 @@ typedef enum { MK_ADD = 0, MK_MUL = 1 } mk_binary_op;
 // length repeats a row, 1 repeats a scalar. y may be a.
 void mk_binary(mk_pool *, mk_binary_op op, const void *a, const void *b, mk_dtype t, int64_t n, int64_t period, void *y);
 
-// Keys and values of one sequence in one layer, in blocks of MK_KV_BLOCK positions that never move.
+// Keys and values of one sequence in one layer, in blocks of MK_KV_BLOCK positions that never move. Blocks may be shared
+// between caches. held, if not NULL, is raised by what lives in blocks: each counts once, however many caches share it. It
+// must outlive the cache and those that share with it.
 #define MK_KV_BLOCK 64
 typedef struct mk_kv mk_kv;
-mk_kv *mk_kv_new(int kv_heads, int k_dim, int v_dim, mk_dtype t);
+mk_kv *mk_kv_new(int kv_heads, int k_dim, int v_dim, mk_dtype t, int64_t *held);
 // A cache with one head whose values are the first v_dim elements of its keys and take no memory (the latent of
-// multi-head latent attention). v_dim <= k_dim. mk_kv_append ignores v.
-mk_kv *mk_kv_new_latent(int k_dim, int v_dim, mk_dtype t);
+// multi-head latent attention). v_dim <= k_dim. v is ignored wherever keys and values are passed.
+mk_kv *mk_kv_new_latent(int k_dim, int v_dim, mk_dtype t, int64_t *held);
 void mk_kv_free(mk_kv *);
-int64_t mk_kv_len(const mk_kv *);          // positions held, absolute: one past the last
-size_t mk_kv_bytes(const mk_kv *);         // memory held by blocks
-void mk_kv_truncate(mk_kv *, int64_t len); // drops positions >= len and frees blocks past it
+int64_t mk_kv_len(const mk_kv *);             // positions held, absolute: one past the last
+int64_t mk_kv_first(const mk_kv *);           // the first position that was not dropped
+size_t mk_kv_bytes(const mk_kv *);            // memory of its blocks, shared ones in full
+size_t mk_kv_owed(const mk_kv *);             // of these, what the next append copies because others share it
+void mk_kv_truncate(mk_kv *, int64_t len);    // drops positions >= len and frees blocks past it
 void mk_kv_drop_before(mk_kv *, int64_t pos); // frees whole blocks that lie before pos (sliding windows)
-mk_kv *mk_kv_fork(const mk_kv *);          // a copy (blocks may be shared copy-on-write)
-// Appends rows [n, kv_heads, dim] at positions pos..pos+n; pos must equal the length. 0, or -1 when memory ran out
-// or pos differs (nothing is changed then).
-int mk_kv_append(mk_kv *, int64_t pos, const void *k, const void *v, int64_t n);
+// A cache with the first keep positions, in the same blocks: one is copied when either writes to it. NULL when memory
+// ran out or keep is more than there are.
+mk_kv *mk_kv_share(const mk_kv *, int64_t keep);
+// Lets an empty cache begin at a position, as if those before it had been dropped.
+mk_result mk_kv_begin(mk_kv *, int64_t first);
+// Copies positions [pos, pos+n), none of them dropped, to rows k [n, kv_heads, k_dim] and v [n, kv_heads, v_dim], of which
+// either may be NULL.
+mk_result mk_kv_read(const mk_kv *, int64_t pos, int64_t n, void *k, void *v);
+// Appends rows [n, kv_heads, dim] at positions pos..pos+n; pos must equal the length. Nothing is changed where it fails.
+mk_result mk_kv_append(mk_kv *, int64_t pos, const void *k, const void *v, int64_t n);
 
 // One sequence's share of an attention call: rows q[row0, row0+n) at absolute positions pos..pos+n over the
 // first pos+n positions of kv (already appended), causal.
@@ -128,12 +150,12 @@ typedef struct {
 // y[rows, heads, v_dim] = softmax(scale * q.k, masked causally and to the last `window` positions if window > 0) . v.
 // Grouped query heads: head h reads kv head h / (heads / kv_heads). sinks [heads] float32 or NULL joins the softmax's denominator
 // as one more logit. softcap > 0 applies softcap*tanh(score/softcap) before the mask.
-void mk_attention(mk_pool *, const void *q, mk_dtype t, int heads, float scale, int64_t window, float softcap,
-                  const float *sinks, const mk_segment *segs, int64_t nsegs, void *y);
+mk_result mk_attention(mk_pool *, const void *q, mk_dtype t, int heads, float scale, int64_t window, float softcap,
+                       const float *sinks, const mk_segment *segs, int64_t nsegs, void *y);
 
 // One matrix per head: y[i, h] = x[i, h] . w[h]^T for x [m, heads, cols] and y [m, heads, rows / heads], where w stacks
 // the heads' matrices. x and y are dense in xt.
-void mk_multi_linear(mk_pool *, const mk_matrix *w, int heads, const void *x, mk_dtype xt, void *y, int64_t m);
+mk_result mk_multi_linear(mk_pool *, const mk_matrix *w, int heads, const void *x, mk_dtype xt, void *y, int64_t m);
 
 // What picks the positions that a row attends to. Position p scores sum over h of weights[h] * max(0, q[h] . key[p]), in
 // float32 and ascending h; the top_k largest are taken, of equals the later positions, NaN above all. A row that sees no
@@ -147,12 +169,12 @@ typedef struct {
 } mk_indexer;
 
 // mk_attention over latent caches, each row over the positions that the indexer picks.
-void mk_sparse_attention(mk_pool *, const void *q, mk_dtype t, int heads, float scale, const mk_segment *segs,
-                         int64_t nsegs, const mk_indexer *, void *y);
+mk_result mk_sparse_attention(mk_pool *, const void *q, mk_dtype t, int heads, float scale, const mk_segment *segs,
+                              int64_t nsegs, const mk_indexer *, void *y);
 
 // mk_attention over the positions of a row's own chunk: those from chunk * (position / chunk) on (Llama 4).
-void mk_chunked_attention(mk_pool *, const void *q, mk_dtype t, int heads, float scale, int64_t chunk,
-                          const mk_segment *segs, int64_t nsegs, void *y);
+mk_result mk_chunked_attention(mk_pool *, const void *q, mk_dtype t, int heads, float scale, int64_t chunk,
+                               const mk_segment *segs, int64_t nsegs, void *y);
 
 // The dequantized float32 value of every element of row r (for tests and for tools).
 void mk_dequantize_row(const mk_matrix *w, int64_t r, float *out);

@@ -14,7 +14,7 @@
 
 namespace mk {
 
-// Shared between a sequence and its forks until one of them writes.
+// Shared between caches that begin alike until one of them writes.
 struct Block {
   int owners; // atomic
   unsigned char *data;

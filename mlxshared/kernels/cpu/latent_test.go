@@ -13,7 +13,7 @@ import (
 // newLatent is newSequence with values that lie within the keys.
 func newLatent(t *testing.T, name string, kDim, vDim int, dt cpu.DType, n int) *sequence {
 	t.Helper()
-	kv, err := cpu.NewLatentKV(kDim, vDim, dt)
+	kv, err := cpu.NewLatentKV(kDim, vDim, dt, nil)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -74,7 +74,7 @@ func TestLatentKV(t *testing.T) {
 	if got := s.kv.Bytes(); got != 2*block {
 		t.Errorf("%d bytes, want %d", got, 2*block)
 	}
-	fork, err := s.kv.Fork()
+	fork, err := s.kv.Share(s.kv.Len())
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -91,7 +91,7 @@ func TestLatentKV(t *testing.T) {
 		equal(t, "cut and grown", cpu.BF16, y, want)
 	})
 	for _, c := range [][2]int{{0, 0}, {8, 0}, {8, 9}, {-1, -1}} {
-		if kv, err := cpu.NewLatentKV(c[0], c[1], cpu.F32); err == nil {
+		if kv, err := cpu.NewLatentKV(c[0], c[1], cpu.F32, nil); err == nil {
 			kv.Free()
 			t.Errorf("dims %v: no error", c)
 		}

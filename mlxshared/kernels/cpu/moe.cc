@@ -103,8 +103,8 @@ mk_matrix mk_expert(const mk_matrix *stack, int64_t e) {
   return w;
 }
 
-void mk_linear_gather(mk_pool *p, const mk_matrix *stack, int64_t experts, const void *bias, mk_dtype bias_dtype,
-                      const void *x, mk_dtype xt, int per_choice, const int32_t *ids, int64_t m, int k, void *y) {
+static void linear_gather(mk_pool *p, const mk_matrix *stack, int64_t experts, const void *bias, mk_dtype bias_dtype,
+                          const void *x, mk_dtype xt, int per_choice, const int32_t *ids, int64_t m, int k, void *y) {
   std::vector<int64_t> starts;
   const std::vector<int64_t> order = order_by_expert(ids, m * k, experts, starts);
   const int64_t stride = round16(stack->cols), at_once = choices_at_once(stride), all = m * k;
@@ -134,9 +134,16 @@ void mk_linear_gather(mk_pool *p, const mk_matrix *stack, int64_t experts, const
   }
 }
 
-void mk_route(mk_pool *p, const void *logits, mk_dtype t, const mk_route_spec *spec, int64_t rows, int32_t *ids, float *weights) {
-  run_job(p, p->ops->moe->route, {spec, bytes(logits), t, ids, weights},
-          rows, grain(p, rows, 4 * int64_t(spec->experts)));
+mk_result mk_linear_gather(mk_pool *p, const mk_matrix *stack, int64_t experts, const void *bias, mk_dtype bias_dtype,
+                           const void *x, mk_dtype xt, int per_choice, const int32_t *ids, int64_t m, int k, void *y) {
+  return reported([&] { linear_gather(p, stack, experts, bias, bias_dtype, x, xt, per_choice, ids, m, k, y); });
+}
+
+mk_result mk_route(mk_pool *p, const void *logits, mk_dtype t, const mk_route_spec *spec, int64_t rows, int32_t *ids,
+                   float *weights) {
+  return reported([&] {
+    run_job(p, p->ops->moe->route, {spec, bytes(logits), t, ids, weights}, rows, grain(p, rows, 4 * int64_t(spec->experts)));
+  });
 }
 
 void mk_weighted_sum(mk_pool *p, const void *x, mk_dtype t, const float *weights, int64_t rows, int k, int64_t dim, void *y) {

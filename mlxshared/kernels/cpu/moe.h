@@ -13,8 +13,8 @@ mk_matrix mk_expert(const mk_matrix *stack, int64_t e);
 
 // y[r, j, rows] = x . w[ids[r, j]]^T + bias[ids[r, j]] for r < m, j < k. x is [m, cols], or [m, k, cols] if per_choice; ids
 // [m, k] lie in [0, experts); bias is [experts, rows] or NULL. Each result is that of mk_linear on its row alone.
-void mk_linear_gather(mk_pool *, const mk_matrix *stack, int64_t experts, const void *bias, mk_dtype bias_dtype,
-                      const void *x, mk_dtype xt, int per_choice, const int32_t *ids, int64_t m, int k, void *y);
+mk_result mk_linear_gather(mk_pool *, const mk_matrix *stack, int64_t experts, const void *bias, mk_dtype bias_dtype,
+                           const void *x, mk_dtype xt, int per_choice, const int32_t *ids, int64_t m, int k, void *y);
 
 typedef enum {
   MK_ROUTE_SOFTMAX_CHOSEN = 0, // by logit; weights are the softmax over the chosen
@@ -35,7 +35,7 @@ typedef struct {
 
 // ids [rows, top_k] and weights [rows, top_k] of the experts with the largest scores, best first. A NaN score loses to
 // every other.
-void mk_route(mk_pool *, const void *logits, mk_dtype t, const mk_route_spec *, int64_t rows, int32_t *ids, float *weights);
+mk_result mk_route(mk_pool *, const void *logits, mk_dtype t, const mk_route_spec *, int64_t rows, int32_t *ids, float *weights);
 
 // y[r, dim] = sum over j < k of weights[r, j] * x[r, j, dim], in float32 by ascending j, rounded once.
 void mk_weighted_sum(mk_pool *, const void *x, mk_dtype t, const float *weights, int64_t rows, int k, int64_t dim, void *y);

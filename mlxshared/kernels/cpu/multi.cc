@@ -1,5 +1,6 @@
 // One matrix per head (mk_multi_linear): a linear of every head over its own share of the rows.
 #include "kernels.h"
+#include "memory.h"
 #include "ops.h"
 #include "team.h"
 
@@ -39,12 +40,7 @@ void multiply_heads(void *context, int64_t begin, int64_t end, Worker &w) {
   }
 }
 
-} // namespace
-} // namespace mk
-
-using namespace mk;
-
-extern "C" void mk_multi_linear(mk_pool *p, const mk_matrix *w, int heads, const void *x, mk_dtype xt, void *y, int64_t m) {
+void multi_linear(mk_pool *p, const mk_matrix *w, int heads, const void *x, mk_dtype xt, void *y, int64_t m) {
   constexpr int64_t kAtOnce = 64; // rows: bounds the widened input
   MultiCall c = {p->ops, w, heads, nullptr, xt, 0, round16(w->cols), p->ops->paired(*w), nullptr, nullptr};
   c.wide = scratch(p->team.workers[0], kScratchInput, heads * (m < kAtOnce ? m : kAtOnce) * c.stride);
@@ -56,4 +52,11 @@ extern "C" void mk_multi_linear(mk_pool *p, const mk_matrix *w, int heads, const
     run(p->team, heads * c.m, grain(p, heads * c.m, c.stride / 4), widen_heads, &c);
     run(p->team, blocks, grain(p, blocks, (c.m + 1) * c.stride), multiply_heads, &c);
   }
+}
+
+} // namespace
+} // namespace mk
+
+extern "C" mk_result mk_multi_linear(mk_pool *p, const mk_matrix *w, int heads, const void *x, mk_dtype xt, void *y, int64_t m) {
+  return mk::reported([&] { mk::multi_linear(p, w, heads, x, xt, y, m); });
 }

@@ -3,13 +3,13 @@
 #include <atomic>
 #include <chrono>
 #include <condition_variable>
-#include <cstdio>
 #include <cstdlib>
 #include <mutex>
 #include <new>
 #include <thread>
 #include <vector>
 
+#include "memory.h"
 #include "ops.h"
 #include "team.h"
 
@@ -25,12 +25,10 @@ void *scratch_bytes(Worker &w, ScratchSlot slot, size_t bytes) {
     return w.data[slot];
   size_t capacity = (bytes + bytes / 4 + 4095) & ~size_t(4095);
   free(w.data[slot]);
-  w.data[slot] = aligned_alloc(64, capacity);
+  w.data[slot] = nullptr;
+  w.capacity[slot] = 0;
+  w.data[slot] = allocate(capacity).release();
   w.capacity[slot] = capacity;
-  if (!w.data[slot]) {
-    fprintf(stderr, "mlxcel cpu kernels: no memory for %zu bytes of scratch\n", capacity);
-    abort();
-  }
   return w.data[slot];
 }
 
@@ -76,13 +74,25 @@ constexpr uint64_t kCount = kOpen - 1;
 
 static uint32_t job_of(uint64_t state) { return uint32_t(state >> 32); }
 
+// Leaves no unit for anyone to begin.
+static void give_up(Team &t, size_t bytes) {
+  t.missing.store(bytes, std::memory_order_relaxed);
+  t.next.store(t.units, std::memory_order_relaxed);
+}
+
 static void work(Team &t, Worker &w) {
   for (;;) {
     int64_t begin = t.next.fetch_add(t.grain, std::memory_order_relaxed);
     if (begin >= t.units)
       return;
     int64_t end = begin + t.grain < t.units ? begin + t.grain : t.units;
-    t.task(t.context, begin, end, w);
+    try {
+      t.task(t.context, begin, end, w);
+    } catch (const NoMemory &e) {
+      give_up(t, e.bytes);
+    } catch (const std::bad_alloc &) {
+      give_up(t, 1);
+    }
   }
 }
 
@@ -140,6 +150,7 @@ void run(Team &t, int64_t n, int64_t grain, Task task, void *context) {
   t.grain = grain;
   t.task = task;
   t.context = context;
+  t.missing.store(0, std::memory_order_relaxed);
   t.next.store(0, std::memory_order_relaxed);
   uint64_t job = uint64_t(job_of(t.state.load(std::memory_order_relaxed))) + 1;
   if ((job & 0xffffffff) == 0)
@@ -158,6 +169,8 @@ void run(Team &t, int64_t n, int64_t grain, Task task, void *context) {
     t.done.wait(lock, empty);
     t.caller_sleeps.store(false, std::memory_order_seq_cst);
   }
+  if (size_t bytes = t.missing.load(std::memory_order_relaxed))
+    throw NoMemory(bytes);
 }
 
 static void stop(Team &t) {
@@ -206,5 +219,22 @@ void mk_pool_free(mk_pool *p) {
 int mk_pool_threads(const mk_pool *p) { return int(p->team.workers.size()); }
 
 mk_isa mk_pool_isa(const mk_pool *p) { return p->isa; }
+
+size_t mk_pool_scratch(const mk_pool *p) {
+  size_t bytes = 0;
+  for (const mk::Worker &w : p->team.workers)
+    for (size_t n : w.capacity)
+      bytes += n;
+  return bytes;
+}
+
+void mk_pool_release(mk_pool *p) {
+  for (mk::Worker &w : p->team.workers)
+    for (int slot = 0; slot < mk::kScratchSlots; slot++) {
+      free(w.data[slot]);
+      w.data[slot] = nullptr;
+      w.capacity[slot] = 0;
+    }
+}
 
 } // extern "C"

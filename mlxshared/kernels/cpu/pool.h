@@ -28,8 +28,7 @@ struct Worker {
   ~Worker();
 };
 
-// At least bytes of memory, 64-byte aligned, contents undefined. Aborts the process when memory runs out: the
-// callers hold no partial state that could be handed back.
+// At least bytes of memory, 64-byte aligned, contents undefined. Throws NoMemory.
 void *scratch_bytes(Worker &w, ScratchSlot slot, size_t bytes);
 float *scratch(Worker &w, ScratchSlot slot, int64_t floats);
 
@@ -37,7 +36,8 @@ float *scratch(Worker &w, ScratchSlot slot, int64_t floats);
 typedef void (*Task)(void *context, int64_t begin, int64_t end, Worker &worker);
 
 // Runs units [0, n) in pieces of `grain`, shared out among the members as they become free. With one member, or
-// when all the work fits in one piece, the caller runs it alone. Returns when every unit is done.
+// when all the work fits in one piece, the caller runs it alone. Returns when every unit is done. A task that lacks memory
+// ends the run: once no member is inside, NoMemory is thrown on the caller's thread.
 void run(struct Team &team, int64_t n, int64_t grain, Task task, void *context);
 
 } // namespace mk

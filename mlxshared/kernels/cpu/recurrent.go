@@ -10,25 +10,25 @@ static void go_causal_conv(mk_pool *p, int channels, int width, int silu, const 
   mk_causal_conv(p, &s, weight, bias, x, t, segs, n, y);
 }
 
-static void go_selective_scan(mk_pool *p, int channels, int states, const float *a, const float *skip, const void *x,
-                              const void *dt, const void *b, const void *c, mk_dtype t, const mk_recurrent_segment *segs,
-                              int64_t n, void *y) {
+static mk_result go_selective_scan(mk_pool *p, int channels, int states, const float *a, const float *skip, const void *x,
+                                   const void *dt, const void *b, const void *c, mk_dtype t, const mk_recurrent_segment *segs,
+                                   int64_t n, void *y) {
   mk_scan s = {channels, states};
-  mk_selective_scan(p, &s, a, skip, x, dt, b, c, t, segs, n, y);
+  return mk_selective_scan(p, &s, a, skip, x, dt, b, c, t, segs, n, y);
 }
 
-static void go_ssm(mk_pool *p, int heads, int head_dim, int groups, int states, float dt_min, float dt_max, const float *a,
-                   const float *skip, const float *dt_bias, const void *xbc, const void *dt, mk_dtype t,
-                   const mk_recurrent_segment *segs, int64_t n, void *y) {
+static mk_result go_ssm(mk_pool *p, int heads, int head_dim, int groups, int states, float dt_min, float dt_max, const float *a,
+                        const float *skip, const float *dt_bias, const void *xbc, const void *dt, mk_dtype t,
+                        const mk_recurrent_segment *segs, int64_t n, void *y) {
   mk_ssm s = {heads, head_dim, groups, states, dt_min, dt_max};
-  mk_ssm_step(p, &s, a, skip, dt_bias, xbc, dt, t, segs, n, y);
+  return mk_ssm_step(p, &s, a, skip, dt_bias, xbc, dt, t, segs, n, y);
 }
 
-static void go_gated_delta(mk_pool *p, int key_heads, int value_heads, int key_dim, int value_dim, int channel_gate,
-                           float lower_bound, const float *a, const float *gate_bias, const void *qkv, const void *gate,
-                           const void *beta, mk_dtype t, const mk_recurrent_segment *segs, int64_t n, void *y) {
+static mk_result go_gated_delta(mk_pool *p, int key_heads, int value_heads, int key_dim, int value_dim, int channel_gate,
+                                float lower_bound, const float *a, const float *gate_bias, const void *qkv, const void *gate,
+                                const void *beta, mk_dtype t, const mk_recurrent_segment *segs, int64_t n, void *y) {
   mk_delta s = {key_heads, value_heads, key_dim, value_dim, channel_gate, lower_bound};
-  mk_gated_delta(p, &s, a, gate_bias, qkv, gate, beta, t, segs, n, y);
+  return mk_gated_delta(p, &s, a, gate_bias, qkv, gate, beta, t, segs, n, y);
 }
 */
 import "C"
@@ -82,9 +82,9 @@ type Scan struct {
 }
 
 // SelectiveScan writes y[rows, Channels]; states are [States, Channels] of type t.
-func (p *Pool) SelectiveScan(s Scan, x, dt, b, c []byte, t DType, segments []StateSegment, y []byte) {
+func (p *Pool) SelectiveScan(s Scan, x, dt, b, c []byte, t DType, segments []StateSegment, y []byte) error {
 	list, n := stateSegments(segments)
-	C.go_selective_scan(p.p, C.int(s.Channels), C.int(s.States), floats(s.A), floats(s.Skip), pointer(x), pointer(dt), pointer(b), pointer(c), C.mk_dtype(t), list, n, pointer(y))
+	return result(C.go_selective_scan(p.p, C.int(s.Channels), C.int(s.States), floats(s.A), floats(s.Skip), pointer(x), pointer(dt), pointer(b), pointer(c), C.mk_dtype(t), list, n, pointer(y)))
 }
 
 // SSM is Mamba-2's recurrence.
@@ -95,10 +95,10 @@ type SSM struct {
 }
 
 // SSM writes y[rows, Heads*HeadDim]; states are [Heads*States, HeadDim] of F32.
-func (p *Pool) SSM(s SSM, xbc, dt []byte, t DType, segments []StateSegment, y []byte) {
+func (p *Pool) SSM(s SSM, xbc, dt []byte, t DType, segments []StateSegment, y []byte) error {
 	list, n := stateSegments(segments)
-	C.go_ssm(p.p, C.int(s.Heads), C.int(s.HeadDim), C.int(s.Groups), C.int(s.States), C.float(s.MinDt), C.float(s.MaxDt),
-		floats(s.A), floats(s.Skip), floats(s.DtBias), pointer(xbc), pointer(dt), C.mk_dtype(t), list, n, pointer(y))
+	return result(C.go_ssm(p.p, C.int(s.Heads), C.int(s.HeadDim), C.int(s.Groups), C.int(s.States), C.float(s.MinDt), C.float(s.MaxDt),
+		floats(s.A), floats(s.Skip), floats(s.DtBias), pointer(xbc), pointer(dt), C.mk_dtype(t), list, n, pointer(y)))
 }
 
 // Delta is the gated delta rule.
@@ -110,10 +110,10 @@ type Delta struct {
 }
 
 // GatedDelta writes y[rows, ValueHeads*ValueDim]; states are [ValueHeads*KeyDim, ValueDim] of F32.
-func (p *Pool) GatedDelta(d Delta, qkv, gate, beta []byte, t DType, segments []StateSegment, y []byte) {
+func (p *Pool) GatedDelta(d Delta, qkv, gate, beta []byte, t DType, segments []StateSegment, y []byte) error {
 	list, n := stateSegments(segments)
-	C.go_gated_delta(p.p, C.int(d.KeyHeads), C.int(d.ValueHeads), C.int(d.KeyDim), C.int(d.ValueDim), truth(d.ChannelGate), C.float(d.LowerBound),
-		floats(d.A), floats(d.GateBias), pointer(qkv), pointer(gate), pointer(beta), C.mk_dtype(t), list, n, pointer(y))
+	return result(C.go_gated_delta(p.p, C.int(d.KeyHeads), C.int(d.ValueHeads), C.int(d.KeyDim), C.int(d.ValueDim), truth(d.ChannelGate), C.float(d.LowerBound),
+		floats(d.A), floats(d.GateBias), pointer(qkv), pointer(gate), pointer(beta), C.mk_dtype(t), list, n, pointer(y)))
 }
 
 // SigmoidMul writes y = x * sigmoid(gate) over rows of dim elements with gates gates each, dim or 1.

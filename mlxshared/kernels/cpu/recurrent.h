@@ -43,8 +43,8 @@ void mk_causal_conv(mk_pool *, const mk_conv *, const float *weight, const float
 typedef struct {
   int channels, states;
 } mk_scan;
-void mk_selective_scan(mk_pool *, const mk_scan *, const float *a, const float *skip, const void *x, const void *dt,
-                       const void *b, const void *c, mk_dtype t, const mk_recurrent_segment *segs, int64_t nsegs, void *y);
+mk_result mk_selective_scan(mk_pool *, const mk_scan *, const float *a, const float *skip, const void *x, const void *dt,
+                            const void *b, const void *c, mk_dtype t, const mk_recurrent_segment *segs, int64_t nsegs, void *y);
 
 // Mamba-2's recurrence (Dao and Gu 2024), token by token. With d = softplus(dt[r, h] + dt_bias[h]) cut to [dt_min,
 // dt_max], for each state s and element p of a head:
@@ -57,8 +57,8 @@ typedef struct {
   int heads, head_dim, groups, states;
   float dt_min, dt_max;
 } mk_ssm;
-void mk_ssm_step(mk_pool *, const mk_ssm *, const float *a, const float *skip, const float *dt_bias, const void *xbc,
-                 const void *dt, mk_dtype t, const mk_recurrent_segment *segs, int64_t nsegs, void *y);
+mk_result mk_ssm_step(mk_pool *, const mk_ssm *, const float *a, const float *skip, const float *dt_bias, const void *xbc,
+                      const void *dt, mk_dtype t, const mk_recurrent_segment *segs, int64_t nsegs, void *y);
 
 // The gated delta rule (Yang et al. 2024, "Gated delta networks"), token by token. For a head with queries and keys of
 // unit length (x / sqrt(sum(x^2) + 1e-6), queries also times key_dim^-0.5), values v and state S [key_dim, value_dim]:
@@ -73,8 +73,8 @@ typedef struct {
   int channel_gate;
   float lower_bound; // 0 for none
 } mk_delta;
-void mk_gated_delta(mk_pool *, const mk_delta *, const float *a, const float *gate_bias, const void *qkv, const void *gate,
-                    const void *beta, mk_dtype t, const mk_recurrent_segment *segs, int64_t nsegs, void *y);
+mk_result mk_gated_delta(mk_pool *, const mk_delta *, const float *a, const float *gate_bias, const void *qkv, const void *gate,
+                         const void *beta, mk_dtype t, const mk_recurrent_segment *segs, int64_t nsegs, void *y);
 
 // y[r, i] = x[r, i] * sigmoid(gate[r, i]), or sigmoid(gate[r]) where gate_dim is 1 instead of dim.
 void mk_sigmoid_mul(mk_pool *, const void *x, const void *gate, mk_dtype t, int64_t rows, int64_t dim, int64_t gate_dim,

@@ -4,6 +4,7 @@
 #include <vector>
 
 #include "kernels.h"
+#include "memory.h"
 #include "ops.h"
 #include "team.h"
 
@@ -141,22 +142,21 @@ void run_batch(mk_pool *p, SparseCall &c) {
   c.rows.clear();
 }
 
-} // namespace
-} // namespace mk
-
-using namespace mk;
-
-extern "C" void mk_sparse_attention(mk_pool *p, const void *q, mk_dtype t, int heads, float scale, const mk_segment *segs,
-                                    int64_t nsegs, const mk_indexer *indexer, void *y) {
+// The segments' rows that see no more positions than they may attend to.
+std::vector<mk_segment> dense_rows(const mk_segment *segs, int64_t nsegs, int64_t top_k) {
   std::vector<mk_segment> dense;
   for (int64_t i = 0; i < nsegs; i++) {
     mk_segment s = segs[i];
-    s.n = std::min(s.n, indexer->top_k - s.pos);
+    s.n = std::min(s.n, top_k - s.pos);
     if (s.n > 0)
       dense.push_back(s);
   }
-  mk_attention(p, q, t, heads, scale, 0, 0, nullptr, dense.data(), int64_t(dense.size()), y);
+  return dense;
+}
 
+// The other rows.
+void attend_sparsely(mk_pool *p, const void *q, mk_dtype t, int heads, float scale, const mk_segment *segs, int64_t nsegs,
+                     const mk_indexer *indexer, void *y) {
   SparseCall c = {p->ops,
                   {static_cast<const unsigned char *>(indexer->q), t, indexer->weights, indexer->heads, indexer->dim},
                   {static_cast<const unsigned char *>(q), t, heads, scale, 0, 0, nullptr, static_cast<unsigned char *>(y)},
@@ -175,4 +175,21 @@ extern "C" void mk_sparse_attention(mk_pool *p, const void *q, mk_dtype t, int h
     }
   }
   run_batch(p, c);
+}
+
+} // namespace
+} // namespace mk
+
+using namespace mk;
+
+extern "C" mk_result mk_sparse_attention(mk_pool *p, const void *q, mk_dtype t, int heads, float scale, const mk_segment *segs,
+                                         int64_t nsegs, const mk_indexer *indexer, void *y) {
+  mk_result missing = 0;
+  const mk_result own = reported([&] {
+    const std::vector<mk_segment> dense = dense_rows(segs, nsegs, indexer->top_k);
+    missing = mk_attention(p, q, t, heads, scale, 0, 0, nullptr, dense.data(), int64_t(dense.size()), y);
+    if (!missing)
+      attend_sparsely(p, q, t, heads, scale, segs, nsegs, indexer, y);
+  });
+  return own ? own : missing;
 }

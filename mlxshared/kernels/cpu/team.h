@@ -22,6 +22,7 @@ struct Team {
   int64_t grain = 1;
   Task task = nullptr;
   void *context = nullptr;
+  std::atomic<size_t> missing{0}; // bytes that a task could not have; the run is given up
   alignas(64) std::atomic<int64_t> next{0};
   alignas(64) std::atomic<uint64_t> state{0};
 

@@ -176,7 +176,7 @@ func batched(p *Pipeline, golden *Golden, steps int) [][][]byte {
 			if s.Prompt {
 				n = min(chunk, len(r.IDs)-at[i])
 			}
-			s.Tokens = tokens[at[i] : at[i]+n]
+			s.Rows, s.Tokens = n, tokens[at[i]:at[i]+n]
 			if at[i] += n; at[i] >= len(r.IDs) {
 				s.Want = sdk.WantLogits
 			}

@@ -86,18 +86,6 @@ func (p *Pipeline) Release(seq sdk.SeqID) {
 	p.each(func(ctx context.Context, e *stage.Executor) error { return e.Release(ctx, seq) })
 }
 
-// Truncate cuts a sequence on every stage.
-func (p *Pipeline) Truncate(seq sdk.SeqID, length int) {
-	p.t.Helper()
-	p.each(func(ctx context.Context, e *stage.Executor) error { return e.Truncate(ctx, seq, length) })
-}
-
-// Fork copies a sequence on every stage.
-func (p *Pipeline) Fork(from, to sdk.SeqID) {
-	p.t.Helper()
-	p.each(func(ctx context.Context, e *stage.Executor) error { return e.Fork(ctx, from, to) })
-}
-
 func (p *Pipeline) each(f func(context.Context, *stage.Executor) error) {
 	p.t.Helper()
 	for i, e := range p.Stages {

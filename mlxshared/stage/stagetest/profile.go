@@ -6,6 +6,7 @@ import (
 	"math"
 	"os"
 	"path/filepath"
+	"reflect"
 	"regexp"
 	"slices"
 	"strings"
@@ -101,7 +102,7 @@ func PlanFromConfig(t *testing.T, families []stage.Family, dir string, tolerance
 	for i, l := range exact.Layers {
 		e := estimate.Layers[i]
 		same(l.Kind, e.Weights, l.Weights)
-		if e.Weights = l.Weights; e != l {
+		if e.Weights = l.Weights; !reflect.DeepEqual(e, l) {
 			t.Errorf("layer %d: %+v from the config, %+v from the headers", i, e, l)
 		}
 	}

@@ -4,6 +4,7 @@ package leakyrnn
 
 import (
 	"context"
+	"fmt"
 	"runtime"
 	"slices"
 	"sync"
@@ -16,28 +17,20 @@ import (
 // executor implements sdk.Executor. The step stream calls one operation at a time, but Stats comes in between,
 // so the fields below mu are locked in short sections, never while a row is computed.
 type executor struct {
-	logger hclog.Logger
-	model  *model // nil when nothing is loaded
-	budget int64  // bytes of state at most; 0 means no limit
-	seqs   map[sdk.SeqID]*sequence
+	logger    hclog.Logger
+	model     *model // nil when nothing is loaded
+	budget    int64  // bytes of state at most; 0 means no limit
+	seqs      map[sdk.SeqID]*sequence
+	positions int // of all caches; one that several sequences share counts once
 
 	mu    sync.Mutex
 	stats sdk.Stats
 }
 
-// sequence is the state of one sequence.
-type sequence struct {
-	sampler sdk.Sampler
-	maxLen  int
-	prompt  []int32        // as reserved
-	history []historyToken // one a position
-	states  [][][]float32  // by position, then layer: kept for every position, so that Truncate can go back
-}
-
-// historyToken is a token that a sequence has seen.
-type historyToken struct {
-	token  int32
-	prompt bool
+// capabilities are those of contract 2: this executor has them all.
+var capabilities = []string{
+	sdk.CapabilityShare, sdk.CapabilityRewind, sdk.CapabilitySnapshots, sdk.CapabilityState,
+	sdk.CapabilityMasks, sdk.CapabilityScores, sdk.CapabilityLogits,
 }
 
 // New returns an executor that holds nothing yet.
@@ -52,13 +45,17 @@ func (e *executor) Describe(context.Context) (*sdk.Description, error) {
 		Version:         "1.0.0",
 		ContractVersion: sdk.ContractVersion,
 		Runtime:         "go",
-		Device:          sdk.Device{Kind: "cpu", Name: runtime.GOARCH, TotalMemory: total, FreeMemory: free},
+		Devices: []sdk.Device{{
+			Kind: "cpu", Name: runtime.GOARCH, TotalMemory: total, FreeMemory: free,
+			Numerics: sdk.Numerics{BatchInvariant: true, ChunkInvariant: true}, // rows go one by one
+		}},
 		Families: []sdk.Family{{
 			Name:          Family,
 			ModelTypes:    []string{Family},
 			Pipeline:      true,
 			Quantizations: []string{"none"},
 		}},
+		Capabilities: slices.Clone(capabilities),
 	}, nil
 }
 
@@ -98,6 +95,9 @@ func checkLoad(req sdk.LoadRequest) (*Config, error) {
 	if req.Family != Family {
 		return nil, sdk.Errorf(sdk.CodeUnsupported, "family %q is not in this executor, it has %q", req.Family, Family)
 	}
+	if req.Device != 0 {
+		return nil, sdk.Errorf(sdk.CodeInvalid, "there is no device %d, only device 0", req.Device)
+	}
 	if req.TPSize > 1 {
 		return nil, sdk.Errorf(sdk.CodeUnsupported, "%s has no tensor-parallel ranks", Family)
 	}
@@ -124,42 +124,43 @@ func (e *executor) Reserve(_ context.Context, r sdk.Reservation) error {
 	if limit := e.model.config.ContextLength; limit > 0 && max(r.MaxLen, len(r.Prompt)) > limit {
 		return sdk.Errorf(sdk.CodeInvalid, "sequence %d wants %d positions, the context has %d", r.Seq, max(r.MaxLen, len(r.Prompt)), limit)
 	}
-	e.seqs[r.Seq] = &sequence{sampler: r.Sampler, maxLen: r.MaxLen, prompt: r.Prompt}
+	seq := newSequence(&r, e.model)
+	if err := e.checkBudget(e.fixedBytes(r.Snapshots)); err != nil {
+		return err
+	}
+	if r.Keep > 0 {
+		if err := e.keep(seq, &r); err != nil {
+			return err
+		}
+	}
+	e.seqs[r.Seq] = seq
 	e.count()
 	return nil
 }
 
-func (e *executor) Release(_ context.Context, seq sdk.SeqID) error {
-	delete(e.seqs, seq)
-	e.count()
-	return nil
-}
-
-func (e *executor) Truncate(_ context.Context, id sdk.SeqID, length int) error {
-	seq, err := e.sequence(id)
+// keep begins a new sequence with positions of another, which goes on unchanged.
+func (e *executor) keep(seq *sequence, r *sdk.Reservation) error {
+	from, err := e.sequence(r.From)
 	if err != nil {
 		return err
 	}
-	if length < len(seq.history) {
-		seq.history = seq.history[:length:length]
-		seq.states = seq.states[:length:length]
+	if from.arrived != nil {
+		return sdk.Errorf(sdk.CodeInvalid, "sequence %d is still being imported", r.From)
 	}
-	e.count()
+	if r.Keep > from.length() {
+		return sdk.Errorf(sdk.CodeInvalid, "sequence %d is to keep %d positions of sequence %d, which has %d", r.Seq, r.Keep, r.From, from.length())
+	}
+	if err := seq.keep(from, r.Keep, e.model); err != nil {
+		return fmt.Errorf("sequence %d can't keep %d positions of sequence %d: %w", r.Seq, r.Keep, r.From, err)
+	}
 	return nil
 }
 
-func (e *executor) Fork(_ context.Context, from, to sdk.SeqID) error {
-	seq, err := e.sequence(from)
-	if err != nil {
-		return err
+func (e *executor) Release(_ context.Context, id sdk.SeqID) error {
+	if seq, ok := e.seqs[id]; ok {
+		e.positions -= seq.drop(0)
+		delete(e.seqs, id)
 	}
-	if _, ok := e.seqs[to]; ok {
-		return sdk.Errorf(sdk.CodeInvalid, "sequence %d is reserved already", to)
-	}
-	fork := *seq
-	fork.history = slices.Clone(seq.history)
-	fork.states = slices.Clone(seq.states) // the rows never change, so they can be shared
-	e.seqs[to] = &fork
 	e.count()
 	return nil
 }
@@ -203,24 +204,11 @@ func (e *executor) checkStep(s *sdk.Step) error {
 		if err != nil {
 			return err
 		}
-		if q.Pos != len(seq.history) {
-			return sdk.Errorf(sdk.CodeInvalid, "sequence %d continues at position %d, but its state ends at %d", q.Seq, q.Pos, len(seq.history))
-		}
-		end, limit := q.Pos+len(q.Tokens), e.model.config.ContextLength
-		if limit > 0 && end > limit || seq.maxLen > 0 && end > seq.maxLen {
-			return sdk.Errorf(sdk.CodeInvalid, "sequence %d would grow to %d positions, past its %d or the context's %d", q.Seq, end, seq.maxLen, limit)
-		}
-		for _, token := range slices.Concat(q.Tokens, q.Targets) {
-			if int(token) >= e.model.config.VocabSize {
-				return sdk.Errorf(sdk.CodeInvalid, "token id %d is not in the vocabulary of %d", token, e.model.config.VocabSize)
-			}
+		if err := seq.check(q, e.model, e.model.head != nil); err != nil {
+			return err
 		}
 	}
-	more := int64(s.Rows()) * e.positionBytes()
-	if held := e.stateBytes(); e.budget > 0 && held+more > e.budget {
-		return sdk.Errorf(sdk.CodeOutOfMemory, "%d bytes of state and %d more pass the budget of %d", held, more, e.budget)
-	}
-	return nil
+	return e.checkBudget(int64(s.Rows()) * e.positionBytes())
 }
 
 // hidden answers a step on a stage without the head.
@@ -243,7 +231,7 @@ func (e *executor) answers(ctx context.Context, s *sdk.Step) ([]sdk.SeqResult, e
 			results = append(results, sdk.SeqResult{Seq: q.Seq, Token: -1})
 		}
 		result := &results[len(results)-1]
-		last := i == len(q.Tokens)-1
+		last := i == q.Rows-1
 		switch {
 		case q.Want == sdk.WantScores:
 			result.Scores = append(result.Scores, logprobs(e.model.logits(row))[q.Targets[i]])
@@ -263,7 +251,7 @@ func (e *executor) answers(ctx context.Context, s *sdk.Step) ([]sdk.SeqResult, e
 // choose samples the token after a sequence's last row.
 func (e *executor) choose(q *sdk.SeqStep, logits []float32, result *sdk.SeqResult) error {
 	seq := e.seqs[q.Seq]
-	token, err := sample(seq.sampler, logits, seq.seen(), q.Allowed, q.Pos+len(q.Tokens))
+	token, err := sample(seq.sampler, logits, seq.seen(), q.Allowed, q.End())
 	if err != nil {
 		return err
 	}
@@ -275,20 +263,6 @@ func (e *executor) choose(q *sdk.SeqStep, logits []float32, result *sdk.SeqResul
 	return nil
 }
 
-// seen returns what the penalties count: the prompt, whether it has come or not, and what was generated.
-func (s *sequence) seen() []historyToken {
-	var list []historyToken
-	for _, token := range s.prompt {
-		list = append(list, historyToken{token, true})
-	}
-	for _, h := range s.history {
-		if !h.prompt {
-			list = append(list, h)
-		}
-	}
-	return list
-}
-
 // run takes every row of a step through the layers, in order, and hands each to done with its number in the step
 // and in its sequence.
 func (e *executor) run(ctx context.Context, s *sdk.Step, done func(row int, q *sdk.SeqStep, i int, hidden []float32) error) error {
@@ -296,41 +270,40 @@ func (e *executor) run(ctx context.Context, s *sdk.Step, done func(row int, q *s
 	for k := range s.Seqs {
 		q := &s.Seqs[k]
 		seq := e.seqs[q.Seq]
-		for i, token := range q.Tokens {
+		freed, err := seq.rewind(q.Pos, e.model)
+		if err != nil {
+			return err
+		}
+		e.positions -= freed
+		for i := range q.Rows {
 			if err := ctx.Err(); err != nil {
 				return err
 			}
-			hidden := e.input(s, n, token, q.Pos+i)
-			seq.states = append(seq.states, e.model.forward(hidden, seq.last(e.model)))
-			seq.history = append(seq.history, historyToken{token, q.Prompt})
+			hidden := e.input(s, n, q, i)
+			e.model.forward(hidden, seq)
+			e.positions++
+			if len(q.Tokens) > 0 && !q.Prompt {
+				seq.generated = append(seq.generated, generatedToken{q.Pos + i, q.Tokens[i]})
+			}
 			if err := done(n, q, i, hidden); err != nil {
 				return err
 			}
 			n++
 		}
+		if q.Snapshot {
+			seq.snapshot()
+		}
 	}
 	return nil
 }
 
-// input returns row n of a step before the first layer.
-func (e *executor) input(s *sdk.Step, n int, token int32, pos int) []float32 {
+// input returns row n of a step, which is row i of its sequence, before the first layer.
+func (e *executor) input(s *sdk.Step, n int, q *sdk.SeqStep, i int) []float32 {
 	if e.model.embedding != nil {
-		return e.model.embed(token, pos)
+		return e.model.embed(q.Tokens[i], q.Pos+i)
 	}
 	size := 4 * e.model.config.HiddenSize
 	return getFloats(s.Hidden.Data[n*size : (n+1)*size])
-}
-
-// last returns the states after the last position, zeros before the first.
-func (s *sequence) last(m *model) [][]float32 {
-	if n := len(s.states); n > 0 {
-		return s.states[n-1]
-	}
-	states := make([][]float32, len(m.layers))
-	for i := range states {
-		states[i] = make([]float32, m.config.HiddenSize)
-	}
-	return states
 }
 
 func (e *executor) Import(_ context.Context, req sdk.ImportRequest) (*sdk.ImportPlan, error) {
@@ -340,6 +313,7 @@ func (e *executor) Import(_ context.Context, req sdk.ImportRequest) (*sdk.Import
 func (e *executor) Unload(context.Context) error {
 	e.model = nil
 	clear(e.seqs)
+	e.positions = 0
 	e.update(func(s *sdk.Stats) { s.Loaded, s.WeightBytes, s.Sequences, s.StateBytes = false, 0, 0, 0 })
 	return nil
 }
@@ -364,18 +338,23 @@ func (e *executor) count() {
 	e.update(func(s *sdk.Stats) { s.Sequences, s.StateBytes = sequences, bytes })
 }
 
-// positionBytes is the state of one position of one sequence on this stage.
+// positionBytes is what all caches of this stage keep of one position.
 func (e *executor) positionBytes() int64 {
-	return int64(len(e.model.layers)) * e.model.config.stateBytes()
+	return int64(len(e.model.layers)) * e.model.config.cacheBytes()
+}
+
+// fixedBytes is what one sequence holds at any length: its recurrent states, and as many snapshots of them.
+func (e *executor) fixedBytes(snapshots int) int64 {
+	return int64(1+snapshots) * int64(len(e.model.layers)) * e.model.config.recurrentBytes()
 }
 
 func (e *executor) stateBytes() int64 {
 	if e.model == nil {
 		return 0
 	}
-	positions := 0
+	n := int64(e.positions) * e.positionBytes()
 	for _, seq := range e.seqs {
-		positions += len(seq.history)
+		n += e.fixedBytes(len(seq.snapshots))
 	}
-	return int64(positions) * e.positionBytes()
+	return n
 }

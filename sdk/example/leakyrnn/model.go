@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"math"
+	"slices"
 
 	"github.com/mlxcel/mlxcel/sdk"
 )
@@ -14,15 +15,20 @@ import (
 // are split over stages, batches and chunks, which the conformance tests ask for.
 type model struct {
 	config    *Config
+	first     int       // number of the first layer in the model
 	embedding []float32 // [vocab, hidden]; nil on stages without it
 	layers    []layer
 	head      []float32 // [vocab, hidden]; nil on stages without it
 }
 
-// layer is a leaky integrator over the sequence, with a residual connection:
+// layer is a leaky integrator over the sequence that also recalls what drove it before, with a residual connection:
 //
-//	state = decay * state + (1-decay) * tanh(input * normalize(hidden) + bias)
-//	hidden = hidden + output * state
+//	drive  = tanh(input * normalize(hidden) + bias)
+//	state  = decay * state + (1-decay) * drive
+//	recall = sum over the positions so far of softmax(state . key / sqrt(width)) * value
+//	hidden = hidden + output * (state + recall)
+//
+// The key of a position is its normalize(hidden), its value is its drive.
 type layer struct {
 	input  []float32 // [hidden, hidden]
 	bias   []float32 // [hidden]
@@ -36,7 +42,7 @@ func loadModel(ctx context.Context, c *Config, req sdk.LoadRequest, progress fun
 	if err != nil {
 		return nil, nil, err
 	}
-	m := &model{config: c}
+	m := &model{config: c, first: req.Layers.Start}
 	if req.HasEmbedding {
 		m.embedding = weights[embeddingName]
 	}
@@ -74,26 +80,75 @@ func (m *model) embed(token int32, pos int) []float32 {
 	return row
 }
 
-// forward runs one row through the layers. states holds each layer's state before the row; the states after it
-// are returned.
-func (m *model) forward(row []float32, states [][]float32) [][]float32 {
-	next := make([][]float32, len(m.layers))
+// zeros are the recurrent states of a sequence without positions.
+func (m *model) zeros() [][]float32 {
+	states := make([][]float32, len(m.layers))
+	for i := range states {
+		states[i] = make([]float32, m.config.HiddenSize)
+	}
+	return states
+}
+
+// cacheRow is what one layer's cache keeps of one position.
+type cacheRow struct{ key, value []float32 }
+
+func (r *cacheRow) keys() []float32   { return r.key }
+func (r *cacheRow) values() []float32 { return r.value }
+
+// forward runs the sequence's next row through the layers and appends its position to the state.
+func (m *model) forward(row []float32, s *sequence) {
+	p := &position{rows: make([]cacheRow, len(m.layers)), owners: 1}
+	s.cache = append(s.cache, p)
+	states := make([][]float32, len(m.layers))
 	for i := range m.layers {
-		next[i] = m.layers[i].forward(row, states[i])
+		states[i] = m.layers[i].forward(row, s.state[i], i, s.cache)
+	}
+	s.state = states
+}
+
+// forward runs one row through layer number i of the stage, whose part of the last position it fills in. It returns the
+// state after the row.
+func (l *layer) forward(row, state []float32, i int, cache []*position) []float32 {
+	key := normalize(row)
+	drive, next := multiply(l.input, key), make([]float32, len(row))
+	for j := range drive {
+		drive[j] = float32(math.Tanh(float64(drive[j] + l.bias[j])))
+		next[j] = l.decay[j]*state[j] + (1-l.decay[j])*drive[j]
+	}
+	cache[len(cache)-1].rows[i] = cacheRow{key, drive}
+	mixed := recall(next, i, cache)
+	for j := range mixed {
+		mixed[j] += next[j]
+	}
+	for j, delta := range multiply(l.output, mixed) {
+		row[j] += delta
 	}
 	return next
 }
 
-func (l *layer) forward(row, state []float32) []float32 {
-	next := multiply(l.input, normalize(row))
-	for i := range next {
-		drive := float32(math.Tanh(float64(next[i] + l.bias[i])))
-		next[i] = l.decay[i]*state[i] + (1-l.decay[i])*drive
+// recall is attention: the mean of the positions' values, by how near their keys are to the state.
+func recall(state []float32, layer int, cache []*position) []float32 {
+	scale := float32(1 / math.Sqrt(float64(len(state))))
+	weights := make([]float32, len(cache))
+	for i, p := range cache {
+		for j, k := range p.rows[layer].key {
+			weights[i] += state[j] * k
+		}
+		weights[i] *= scale
 	}
-	for i, delta := range multiply(l.output, next) {
-		row[i] += delta
+	top, sum := slices.Max(weights), float32(0)
+	for i := range weights {
+		weights[i] = float32(math.Exp(float64(weights[i] - top)))
+		sum += weights[i]
 	}
-	return next
+	mean := make([]float32, len(state))
+	for i, p := range cache {
+		share := weights[i] / sum
+		for j, v := range p.rows[layer].value {
+			mean[j] += share * v
+		}
+	}
+	return mean
 }
 
 // logits returns the scores of every token after a hidden row.

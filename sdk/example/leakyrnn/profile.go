@@ -35,7 +35,10 @@ func profile(dir string) (*sdk.ModelProfile, error) {
 		p.TiedBytes = matrix
 	}
 	for i := range c.Layers {
-		layer := sdk.LayerProfile{Kind: "leaky-integrator", KVBytesPerToken: c.stateBytes()}
+		layer := sdk.LayerProfile{Kind: "leaky-integrator", States: []sdk.StateProfile{
+			recurrentIndex: {Kind: sdk.StateRecurrent, Fixed: c.recurrentBytes()},
+			cacheIndex:     {Kind: sdk.StateKV, BytesPerPosition: c.cacheBytes(), Block: 1},
+		}}
 		for _, s := range c.layerSpecs(i) {
 			layer.Weights += s.bytes()
 		}
@@ -49,8 +52,11 @@ func (c *Config) boundary() sdk.Boundary {
 	return sdk.Boundary{Width: c.HiddenSize, Dtype: sdk.DtypeFloat32}
 }
 
-// stateBytes is one layer's state for one position.
-func (c *Config) stateBytes() int64 { return 4 * int64(c.HiddenSize) }
+// recurrentBytes is one layer's recurrent state.
+func (c *Config) recurrentBytes() int64 { return 4 * int64(c.HiddenSize) }
+
+// cacheBytes is what one layer's cache keeps of one position: a key and a value.
+func (c *Config) cacheBytes() int64 { return 2 * 4 * int64(c.HiddenSize) }
 
 // checkWeights compares the headers of the weights with the config; false when there are no weights.
 func checkWeights(c *Config, dir string) (bool, error) {

@@ -8,6 +8,12 @@ import (
 	"github.com/mlxcel/mlxcel/sdk"
 )
 
+// seenToken is a token that the penalties count.
+type seenToken struct {
+	token  int32
+	prompt bool
+}
+
 // candidate is a token with its adjusted logit, later its probability.
 type candidate struct {
 	token int32
@@ -15,7 +21,7 @@ type candidate struct {
 }
 
 // sample chooses the token for position pos from raw logits.
-func sample(s sdk.Sampler, logits []float32, history []historyToken, allowed []byte, pos int) (int32, error) {
+func sample(s sdk.Sampler, logits []float32, history []seenToken, allowed []byte, pos int) (int32, error) {
 	list := candidates(s, logits, history, allowed)
 	if len(list) == 0 {
 		return 0, sdk.Errorf(sdk.CodeInvalid, "the mask allows no token at position %d", pos)
@@ -34,7 +40,7 @@ func sample(s sdk.Sampler, logits []float32, history []historyToken, allowed []b
 }
 
 // candidates applies the bias, the penalties and the mask.
-func candidates(s sdk.Sampler, logits []float32, history []historyToken, allowed []byte) []candidate {
+func candidates(s sdk.Sampler, logits []float32, history []seenToken, allowed []byte) []candidate {
 	seen := map[int32]bool{}
 	generated := map[int32]int{}
 	for _, h := range history {

@@ -377,8 +377,8 @@ type Description struct {
 	Version         string                 `protobuf:"bytes,2,opt,name=version,proto3" json:"version,omitempty"`
 	ContractVersion int64                  `protobuf:"varint,3,opt,name=contract_version,json=contractVersion,proto3" json:"contract_version,omitempty"`
 	Runtime         string                 `protobuf:"bytes,4,opt,name=runtime,proto3" json:"runtime,omitempty"`
-	Device          *Device                `protobuf:"bytes,5,opt,name=device,proto3" json:"device,omitempty"`
 	Families        []*Family              `protobuf:"bytes,6,rep,name=families,proto3" json:"families,omitempty"`
+	Devices         []*Device              `protobuf:"bytes,7,rep,name=devices,proto3" json:"devices,omitempty"`
 	Capabilities    []string               `protobuf:"bytes,8,rep,name=capabilities,proto3" json:"capabilities,omitempty"`
 	unknownFields   protoimpl.UnknownFields
 	sizeCache       protoimpl.SizeCache
@@ -442,16 +442,16 @@ func (x *Description) GetRuntime() string {
 	return ""
 }
 
-func (x *Description) GetDevice() *Device {
+func (x *Description) GetFamilies() []*Family {
 	if x != nil {
-		return x.Device
+		return x.Families
 	}
 	return nil
 }
 
-func (x *Description) GetFamilies() []*Family {
+func (x *Description) GetDevices() []*Device {
 	if x != nil {
-		return x.Families
+		return x.Devices
 	}
 	return nil
 }
@@ -469,6 +469,8 @@ type Device struct {
 	Name          string                 `protobuf:"bytes,2,opt,name=name,proto3" json:"name,omitempty"`
 	TotalMemory   int64                  `protobuf:"varint,3,opt,name=total_memory,json=totalMemory,proto3" json:"total_memory,omitempty"`
 	FreeMemory    int64                  `protobuf:"varint,4,opt,name=free_memory,json=freeMemory,proto3" json:"free_memory,omitempty"`
+	Index         int64                  `protobuf:"varint,5,opt,name=index,proto3" json:"index,omitempty"`
+	Numerics      *Numerics              `protobuf:"bytes,6,opt,name=numerics,proto3" json:"numerics,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -531,6 +533,72 @@ func (x *Device) GetFreeMemory() int64 {
 	return 0
 }
 
+func (x *Device) GetIndex() int64 {
+	if x != nil {
+		return x.Index
+	}
+	return 0
+}
+
+func (x *Device) GetNumerics() *Numerics {
+	if x != nil {
+		return x.Numerics
+	}
+	return nil
+}
+
+type Numerics struct {
+	state          protoimpl.MessageState `protogen:"open.v1"`
+	BatchInvariant bool                   `protobuf:"varint,1,opt,name=batch_invariant,json=batchInvariant,proto3" json:"batch_invariant,omitempty"`
+	ChunkInvariant bool                   `protobuf:"varint,2,opt,name=chunk_invariant,json=chunkInvariant,proto3" json:"chunk_invariant,omitempty"`
+	unknownFields  protoimpl.UnknownFields
+	sizeCache      protoimpl.SizeCache
+}
+
+func (x *Numerics) Reset() {
+	*x = Numerics{}
+	mi := &file_mlxcel_executor_v1_executor_proto_msgTypes[4]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Numerics) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Numerics) ProtoMessage() {}
+
+func (x *Numerics) ProtoReflect() protoreflect.Message {
+	mi := &file_mlxcel_executor_v1_executor_proto_msgTypes[4]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Numerics.ProtoReflect.Descriptor instead.
+func (*Numerics) Descriptor() ([]byte, []int) {
+	return file_mlxcel_executor_v1_executor_proto_rawDescGZIP(), []int{4}
+}
+
+func (x *Numerics) GetBatchInvariant() bool {
+	if x != nil {
+		return x.BatchInvariant
+	}
+	return false
+}
+
+func (x *Numerics) GetChunkInvariant() bool {
+	if x != nil {
+		return x.ChunkInvariant
+	}
+	return false
+}
+
 type Family struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Name          string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
@@ -547,7 +615,7 @@ type Family struct {
 
 func (x *Family) Reset() {
 	*x = Family{}
-	mi := &file_mlxcel_executor_v1_executor_proto_msgTypes[4]
+	mi := &file_mlxcel_executor_v1_executor_proto_msgTypes[5]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -559,7 +627,7 @@ func (x *Family) String() string {
 func (*Family) ProtoMessage() {}
 
 func (x *Family) ProtoReflect() protoreflect.Message {
-	mi := &file_mlxcel_executor_v1_executor_proto_msgTypes[4]
+	mi := &file_mlxcel_executor_v1_executor_proto_msgTypes[5]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -572,7 +640,7 @@ func (x *Family) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Family.ProtoReflect.Descriptor instead.
 func (*Family) Descriptor() ([]byte, []int) {
-	return file_mlxcel_executor_v1_executor_proto_rawDescGZIP(), []int{4}
+	return file_mlxcel_executor_v1_executor_proto_rawDescGZIP(), []int{5}
 }
 
 func (x *Family) GetName() string {
@@ -641,7 +709,7 @@ type InspectRequest struct {
 
 func (x *InspectRequest) Reset() {
 	*x = InspectRequest{}
-	mi := &file_mlxcel_executor_v1_executor_proto_msgTypes[5]
+	mi := &file_mlxcel_executor_v1_executor_proto_msgTypes[6]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -653,7 +721,7 @@ func (x *InspectRequest) String() string {
 func (*InspectRequest) ProtoMessage() {}
 
 func (x *InspectRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_mlxcel_executor_v1_executor_proto_msgTypes[5]
+	mi := &file_mlxcel_executor_v1_executor_proto_msgTypes[6]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -666,7 +734,7 @@ func (x *InspectRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use InspectRequest.ProtoReflect.Descriptor instead.
 func (*InspectRequest) Descriptor() ([]byte, []int) {
-	return file_mlxcel_executor_v1_executor_proto_rawDescGZIP(), []int{5}
+	return file_mlxcel_executor_v1_executor_proto_rawDescGZIP(), []int{6}
 }
 
 func (x *InspectRequest) GetDir() string {
@@ -705,7 +773,7 @@ type ModelProfile struct {
 
 func (x *ModelProfile) Reset() {
 	*x = ModelProfile{}
-	mi := &file_mlxcel_executor_v1_executor_proto_msgTypes[6]
+	mi := &file_mlxcel_executor_v1_executor_proto_msgTypes[7]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -717,7 +785,7 @@ func (x *ModelProfile) String() string {
 func (*ModelProfile) ProtoMessage() {}
 
 func (x *ModelProfile) ProtoReflect() protoreflect.Message {
-	mi := &file_mlxcel_executor_v1_executor_proto_msgTypes[6]
+	mi := &file_mlxcel_executor_v1_executor_proto_msgTypes[7]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -730,7 +798,7 @@ func (x *ModelProfile) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ModelProfile.ProtoReflect.Descriptor instead.
 func (*ModelProfile) Descriptor() ([]byte, []int) {
-	return file_mlxcel_executor_v1_executor_proto_rawDescGZIP(), []int{6}
+	return file_mlxcel_executor_v1_executor_proto_rawDescGZIP(), []int{7}
 }
 
 func (x *ModelProfile) GetFamily() string {
@@ -832,19 +900,17 @@ func (x *ModelProfile) GetTiedBytes() int64 {
 }
 
 type LayerProfile struct {
-	state           protoimpl.MessageState `protogen:"open.v1"`
-	Kind            string                 `protobuf:"bytes,1,opt,name=kind,proto3" json:"kind,omitempty"`
-	Weights         int64                  `protobuf:"varint,2,opt,name=weights,proto3" json:"weights,omitempty"`
-	KvBytesPerToken int64                  `protobuf:"varint,3,opt,name=kv_bytes_per_token,json=kvBytesPerToken,proto3" json:"kv_bytes_per_token,omitempty"`
-	KvWindow        int64                  `protobuf:"varint,4,opt,name=kv_window,json=kvWindow,proto3" json:"kv_window,omitempty"`
-	StateBytes      int64                  `protobuf:"varint,5,opt,name=state_bytes,json=stateBytes,proto3" json:"state_bytes,omitempty"`
-	unknownFields   protoimpl.UnknownFields
-	sizeCache       protoimpl.SizeCache
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Kind          string                 `protobuf:"bytes,1,opt,name=kind,proto3" json:"kind,omitempty"`
+	Weights       int64                  `protobuf:"varint,2,opt,name=weights,proto3" json:"weights,omitempty"`
+	States        []*StateProfile        `protobuf:"bytes,3,rep,name=states,proto3" json:"states,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
 }
 
 func (x *LayerProfile) Reset() {
 	*x = LayerProfile{}
-	mi := &file_mlxcel_executor_v1_executor_proto_msgTypes[7]
+	mi := &file_mlxcel_executor_v1_executor_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -856,7 +922,7 @@ func (x *LayerProfile) String() string {
 func (*LayerProfile) ProtoMessage() {}
 
 func (x *LayerProfile) ProtoReflect() protoreflect.Message {
-	mi := &file_mlxcel_executor_v1_executor_proto_msgTypes[7]
+	mi := &file_mlxcel_executor_v1_executor_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -869,7 +935,7 @@ func (x *LayerProfile) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LayerProfile.ProtoReflect.Descriptor instead.
 func (*LayerProfile) Descriptor() ([]byte, []int) {
-	return file_mlxcel_executor_v1_executor_proto_rawDescGZIP(), []int{7}
+	return file_mlxcel_executor_v1_executor_proto_rawDescGZIP(), []int{8}
 }
 
 func (x *LayerProfile) GetKind() string {
@@ -886,23 +952,85 @@ func (x *LayerProfile) GetWeights() int64 {
 	return 0
 }
 
-func (x *LayerProfile) GetKvBytesPerToken() int64 {
+func (x *LayerProfile) GetStates() []*StateProfile {
 	if x != nil {
-		return x.KvBytesPerToken
+		return x.States
+	}
+	return nil
+}
+
+type StateProfile struct {
+	state            protoimpl.MessageState `protogen:"open.v1"`
+	Kind             StateKind              `protobuf:"varint,1,opt,name=kind,proto3,enum=mlxcel.executor.v1.StateKind" json:"kind,omitempty"`
+	BytesPerPosition int64                  `protobuf:"varint,2,opt,name=bytes_per_position,json=bytesPerPosition,proto3" json:"bytes_per_position,omitempty"`
+	Window           int64                  `protobuf:"varint,3,opt,name=window,proto3" json:"window,omitempty"`
+	Fixed            int64                  `protobuf:"varint,4,opt,name=fixed,proto3" json:"fixed,omitempty"`
+	Block            int64                  `protobuf:"varint,5,opt,name=block,proto3" json:"block,omitempty"`
+	unknownFields    protoimpl.UnknownFields
+	sizeCache        protoimpl.SizeCache
+}
+
+func (x *StateProfile) Reset() {
+	*x = StateProfile{}
+	mi := &file_mlxcel_executor_v1_executor_proto_msgTypes[9]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *StateProfile) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*StateProfile) ProtoMessage() {}
+
+func (x *StateProfile) ProtoReflect() protoreflect.Message {
+	mi := &file_mlxcel_executor_v1_executor_proto_msgTypes[9]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use StateProfile.ProtoReflect.Descriptor instead.
+func (*StateProfile) Descriptor() ([]byte, []int) {
+	return file_mlxcel_executor_v1_executor_proto_rawDescGZIP(), []int{9}
+}
+
+func (x *StateProfile) GetKind() StateKind {
+	if x != nil {
+		return x.Kind
+	}
+	return StateKind_STATE_KIND_NONE
+}
+
+func (x *StateProfile) GetBytesPerPosition() int64 {
+	if x != nil {
+		return x.BytesPerPosition
 	}
 	return 0
 }
 
-func (x *LayerProfile) GetKvWindow() int64 {
+func (x *StateProfile) GetWindow() int64 {
 	if x != nil {
-		return x.KvWindow
+		return x.Window
 	}
 	return 0
 }
 
-func (x *LayerProfile) GetStateBytes() int64 {
+func (x *StateProfile) GetFixed() int64 {
 	if x != nil {
-		return x.StateBytes
+		return x.Fixed
+	}
+	return 0
+}
+
+func (x *StateProfile) GetBlock() int64 {
+	if x != nil {
+		return x.Block
 	}
 	return 0
 }
@@ -918,7 +1046,7 @@ type AdjacencyGroup struct {
 
 func (x *AdjacencyGroup) Reset() {
 	*x = AdjacencyGroup{}
-	mi := &file_mlxcel_executor_v1_executor_proto_msgTypes[8]
+	mi := &file_mlxcel_executor_v1_executor_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -930,7 +1058,7 @@ func (x *AdjacencyGroup) String() string {
 func (*AdjacencyGroup) ProtoMessage() {}
 
 func (x *AdjacencyGroup) ProtoReflect() protoreflect.Message {
-	mi := &file_mlxcel_executor_v1_executor_proto_msgTypes[8]
+	mi := &file_mlxcel_executor_v1_executor_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -943,7 +1071,7 @@ func (x *AdjacencyGroup) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AdjacencyGroup.ProtoReflect.Descriptor instead.
 func (*AdjacencyGroup) Descriptor() ([]byte, []int) {
-	return file_mlxcel_executor_v1_executor_proto_rawDescGZIP(), []int{8}
+	return file_mlxcel_executor_v1_executor_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *AdjacencyGroup) GetSource() int64 {
@@ -977,7 +1105,7 @@ type Boundary struct {
 
 func (x *Boundary) Reset() {
 	*x = Boundary{}
-	mi := &file_mlxcel_executor_v1_executor_proto_msgTypes[9]
+	mi := &file_mlxcel_executor_v1_executor_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -989,7 +1117,7 @@ func (x *Boundary) String() string {
 func (*Boundary) ProtoMessage() {}
 
 func (x *Boundary) ProtoReflect() protoreflect.Message {
-	mi := &file_mlxcel_executor_v1_executor_proto_msgTypes[9]
+	mi := &file_mlxcel_executor_v1_executor_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1002,7 +1130,7 @@ func (x *Boundary) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Boundary.ProtoReflect.Descriptor instead.
 func (*Boundary) Descriptor() ([]byte, []int) {
-	return file_mlxcel_executor_v1_executor_proto_rawDescGZIP(), []int{9}
+	return file_mlxcel_executor_v1_executor_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *Boundary) GetWidth() int64 {
@@ -1029,7 +1157,7 @@ type LayerRange struct {
 
 func (x *LayerRange) Reset() {
 	*x = LayerRange{}
-	mi := &file_mlxcel_executor_v1_executor_proto_msgTypes[10]
+	mi := &file_mlxcel_executor_v1_executor_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1041,7 +1169,7 @@ func (x *LayerRange) String() string {
 func (*LayerRange) ProtoMessage() {}
 
 func (x *LayerRange) ProtoReflect() protoreflect.Message {
-	mi := &file_mlxcel_executor_v1_executor_proto_msgTypes[10]
+	mi := &file_mlxcel_executor_v1_executor_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1054,7 +1182,7 @@ func (x *LayerRange) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LayerRange.ProtoReflect.Descriptor instead.
 func (*LayerRange) Descriptor() ([]byte, []int) {
-	return file_mlxcel_executor_v1_executor_proto_rawDescGZIP(), []int{10}
+	return file_mlxcel_executor_v1_executor_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *LayerRange) GetStart() int64 {
@@ -1083,7 +1211,7 @@ type RegionLayout struct {
 
 func (x *RegionLayout) Reset() {
 	*x = RegionLayout{}
-	mi := &file_mlxcel_executor_v1_executor_proto_msgTypes[11]
+	mi := &file_mlxcel_executor_v1_executor_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1095,7 +1223,7 @@ func (x *RegionLayout) String() string {
 func (*RegionLayout) ProtoMessage() {}
 
 func (x *RegionLayout) ProtoReflect() protoreflect.Message {
-	mi := &file_mlxcel_executor_v1_executor_proto_msgTypes[11]
+	mi := &file_mlxcel_executor_v1_executor_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1108,7 +1236,7 @@ func (x *RegionLayout) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RegionLayout.ProtoReflect.Descriptor instead.
 func (*RegionLayout) Descriptor() ([]byte, []int) {
-	return file_mlxcel_executor_v1_executor_proto_rawDescGZIP(), []int{11}
+	return file_mlxcel_executor_v1_executor_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *RegionLayout) GetSlots() int64 {
@@ -1153,13 +1281,14 @@ type LoadRequest struct {
 	TpSize        int64                  `protobuf:"varint,10,opt,name=tp_size,json=tpSize,proto3" json:"tp_size,omitempty"`
 	Adapter       string                 `protobuf:"bytes,11,opt,name=adapter,proto3" json:"adapter,omitempty"`
 	Region        *RegionLayout          `protobuf:"bytes,12,opt,name=region,proto3" json:"region,omitempty"`
+	Device        int64                  `protobuf:"varint,13,opt,name=device,proto3" json:"device,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *LoadRequest) Reset() {
 	*x = LoadRequest{}
-	mi := &file_mlxcel_executor_v1_executor_proto_msgTypes[12]
+	mi := &file_mlxcel_executor_v1_executor_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1171,7 +1300,7 @@ func (x *LoadRequest) String() string {
 func (*LoadRequest) ProtoMessage() {}
 
 func (x *LoadRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_mlxcel_executor_v1_executor_proto_msgTypes[12]
+	mi := &file_mlxcel_executor_v1_executor_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1184,7 +1313,7 @@ func (x *LoadRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LoadRequest.ProtoReflect.Descriptor instead.
 func (*LoadRequest) Descriptor() ([]byte, []int) {
-	return file_mlxcel_executor_v1_executor_proto_rawDescGZIP(), []int{12}
+	return file_mlxcel_executor_v1_executor_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *LoadRequest) GetDir() string {
@@ -1271,6 +1400,13 @@ func (x *LoadRequest) GetRegion() *RegionLayout {
 	return nil
 }
 
+func (x *LoadRequest) GetDevice() int64 {
+	if x != nil {
+		return x.Device
+	}
+	return 0
+}
+
 type LoadEvent struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Types that are valid to be assigned to Event:
@@ -1284,7 +1420,7 @@ type LoadEvent struct {
 
 func (x *LoadEvent) Reset() {
 	*x = LoadEvent{}
-	mi := &file_mlxcel_executor_v1_executor_proto_msgTypes[13]
+	mi := &file_mlxcel_executor_v1_executor_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1296,7 +1432,7 @@ func (x *LoadEvent) String() string {
 func (*LoadEvent) ProtoMessage() {}
 
 func (x *LoadEvent) ProtoReflect() protoreflect.Message {
-	mi := &file_mlxcel_executor_v1_executor_proto_msgTypes[13]
+	mi := &file_mlxcel_executor_v1_executor_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1309,7 +1445,7 @@ func (x *LoadEvent) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LoadEvent.ProtoReflect.Descriptor instead.
 func (*LoadEvent) Descriptor() ([]byte, []int) {
-	return file_mlxcel_executor_v1_executor_proto_rawDescGZIP(), []int{13}
+	return file_mlxcel_executor_v1_executor_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *LoadEvent) GetEvent() isLoadEvent_Event {
@@ -1364,7 +1500,7 @@ type LoadProgress struct {
 
 func (x *LoadProgress) Reset() {
 	*x = LoadProgress{}
-	mi := &file_mlxcel_executor_v1_executor_proto_msgTypes[14]
+	mi := &file_mlxcel_executor_v1_executor_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1376,7 +1512,7 @@ func (x *LoadProgress) String() string {
 func (*LoadProgress) ProtoMessage() {}
 
 func (x *LoadProgress) ProtoReflect() protoreflect.Message {
-	mi := &file_mlxcel_executor_v1_executor_proto_msgTypes[14]
+	mi := &file_mlxcel_executor_v1_executor_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1389,7 +1525,7 @@ func (x *LoadProgress) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LoadProgress.ProtoReflect.Descriptor instead.
 func (*LoadProgress) Descriptor() ([]byte, []int) {
-	return file_mlxcel_executor_v1_executor_proto_rawDescGZIP(), []int{14}
+	return file_mlxcel_executor_v1_executor_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *LoadProgress) GetLoaded() int64 {
@@ -1425,7 +1561,7 @@ type LoadReport struct {
 
 func (x *LoadReport) Reset() {
 	*x = LoadReport{}
-	mi := &file_mlxcel_executor_v1_executor_proto_msgTypes[15]
+	mi := &file_mlxcel_executor_v1_executor_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1437,7 +1573,7 @@ func (x *LoadReport) String() string {
 func (*LoadReport) ProtoMessage() {}
 
 func (x *LoadReport) ProtoReflect() protoreflect.Message {
-	mi := &file_mlxcel_executor_v1_executor_proto_msgTypes[15]
+	mi := &file_mlxcel_executor_v1_executor_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1450,7 +1586,7 @@ func (x *LoadReport) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LoadReport.ProtoReflect.Descriptor instead.
 func (*LoadReport) Descriptor() ([]byte, []int) {
-	return file_mlxcel_executor_v1_executor_proto_rawDescGZIP(), []int{15}
+	return file_mlxcel_executor_v1_executor_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *LoadReport) GetWeightBytes() int64 {
@@ -1490,7 +1626,7 @@ type OpenStepsRequest struct {
 
 func (x *OpenStepsRequest) Reset() {
 	*x = OpenStepsRequest{}
-	mi := &file_mlxcel_executor_v1_executor_proto_msgTypes[16]
+	mi := &file_mlxcel_executor_v1_executor_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1502,7 +1638,7 @@ func (x *OpenStepsRequest) String() string {
 func (*OpenStepsRequest) ProtoMessage() {}
 
 func (x *OpenStepsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_mlxcel_executor_v1_executor_proto_msgTypes[16]
+	mi := &file_mlxcel_executor_v1_executor_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1515,7 +1651,7 @@ func (x *OpenStepsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use OpenStepsRequest.ProtoReflect.Descriptor instead.
 func (*OpenStepsRequest) Descriptor() ([]byte, []int) {
-	return file_mlxcel_executor_v1_executor_proto_rawDescGZIP(), []int{16}
+	return file_mlxcel_executor_v1_executor_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *OpenStepsRequest) GetSocket() uint32 {
@@ -1533,7 +1669,7 @@ type OpenStepsReply struct {
 
 func (x *OpenStepsReply) Reset() {
 	*x = OpenStepsReply{}
-	mi := &file_mlxcel_executor_v1_executor_proto_msgTypes[17]
+	mi := &file_mlxcel_executor_v1_executor_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1545,7 +1681,7 @@ func (x *OpenStepsReply) String() string {
 func (*OpenStepsReply) ProtoMessage() {}
 
 func (x *OpenStepsReply) ProtoReflect() protoreflect.Message {
-	mi := &file_mlxcel_executor_v1_executor_proto_msgTypes[17]
+	mi := &file_mlxcel_executor_v1_executor_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1558,7 +1694,7 @@ func (x *OpenStepsReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use OpenStepsReply.ProtoReflect.Descriptor instead.
 func (*OpenStepsReply) Descriptor() ([]byte, []int) {
-	return file_mlxcel_executor_v1_executor_proto_rawDescGZIP(), []int{17}
+	return file_mlxcel_executor_v1_executor_proto_rawDescGZIP(), []int{19}
 }
 
 // Operation goes over the step stream with a number; between hosts without one.
@@ -1580,7 +1716,7 @@ type Operation struct {
 
 func (x *Operation) Reset() {
 	*x = Operation{}
-	mi := &file_mlxcel_executor_v1_executor_proto_msgTypes[18]
+	mi := &file_mlxcel_executor_v1_executor_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1592,7 +1728,7 @@ func (x *Operation) String() string {
 func (*Operation) ProtoMessage() {}
 
 func (x *Operation) ProtoReflect() protoreflect.Message {
-	mi := &file_mlxcel_executor_v1_executor_proto_msgTypes[18]
+	mi := &file_mlxcel_executor_v1_executor_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1605,7 +1741,7 @@ func (x *Operation) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Operation.ProtoReflect.Descriptor instead.
 func (*Operation) Descriptor() ([]byte, []int) {
-	return file_mlxcel_executor_v1_executor_proto_rawDescGZIP(), []int{18}
+	return file_mlxcel_executor_v1_executor_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *Operation) GetNumber() uint64 {
@@ -1724,7 +1860,7 @@ type Outcome struct {
 
 func (x *Outcome) Reset() {
 	*x = Outcome{}
-	mi := &file_mlxcel_executor_v1_executor_proto_msgTypes[19]
+	mi := &file_mlxcel_executor_v1_executor_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1736,7 +1872,7 @@ func (x *Outcome) String() string {
 func (*Outcome) ProtoMessage() {}
 
 func (x *Outcome) ProtoReflect() protoreflect.Message {
-	mi := &file_mlxcel_executor_v1_executor_proto_msgTypes[19]
+	mi := &file_mlxcel_executor_v1_executor_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1749,7 +1885,7 @@ func (x *Outcome) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Outcome.ProtoReflect.Descriptor instead.
 func (*Outcome) Descriptor() ([]byte, []int) {
-	return file_mlxcel_executor_v1_executor_proto_rawDescGZIP(), []int{19}
+	return file_mlxcel_executor_v1_executor_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *Outcome) GetNumber() uint64 {
@@ -1838,7 +1974,7 @@ type Done struct {
 
 func (x *Done) Reset() {
 	*x = Done{}
-	mi := &file_mlxcel_executor_v1_executor_proto_msgTypes[20]
+	mi := &file_mlxcel_executor_v1_executor_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1850,7 +1986,7 @@ func (x *Done) String() string {
 func (*Done) ProtoMessage() {}
 
 func (x *Done) ProtoReflect() protoreflect.Message {
-	mi := &file_mlxcel_executor_v1_executor_proto_msgTypes[20]
+	mi := &file_mlxcel_executor_v1_executor_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1863,7 +1999,7 @@ func (x *Done) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Done.ProtoReflect.Descriptor instead.
 func (*Done) Descriptor() ([]byte, []int) {
-	return file_mlxcel_executor_v1_executor_proto_rawDescGZIP(), []int{20}
+	return file_mlxcel_executor_v1_executor_proto_rawDescGZIP(), []int{22}
 }
 
 type Reserve struct {
@@ -1883,7 +2019,7 @@ type Reserve struct {
 
 func (x *Reserve) Reset() {
 	*x = Reserve{}
-	mi := &file_mlxcel_executor_v1_executor_proto_msgTypes[21]
+	mi := &file_mlxcel_executor_v1_executor_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1895,7 +2031,7 @@ func (x *Reserve) String() string {
 func (*Reserve) ProtoMessage() {}
 
 func (x *Reserve) ProtoReflect() protoreflect.Message {
-	mi := &file_mlxcel_executor_v1_executor_proto_msgTypes[21]
+	mi := &file_mlxcel_executor_v1_executor_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1908,7 +2044,7 @@ func (x *Reserve) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Reserve.ProtoReflect.Descriptor instead.
 func (*Reserve) Descriptor() ([]byte, []int) {
-	return file_mlxcel_executor_v1_executor_proto_rawDescGZIP(), []int{21}
+	return file_mlxcel_executor_v1_executor_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *Reserve) GetSeq() uint64 {
@@ -1992,7 +2128,7 @@ type Sampler struct {
 
 func (x *Sampler) Reset() {
 	*x = Sampler{}
-	mi := &file_mlxcel_executor_v1_executor_proto_msgTypes[22]
+	mi := &file_mlxcel_executor_v1_executor_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2004,7 +2140,7 @@ func (x *Sampler) String() string {
 func (*Sampler) ProtoMessage() {}
 
 func (x *Sampler) ProtoReflect() protoreflect.Message {
-	mi := &file_mlxcel_executor_v1_executor_proto_msgTypes[22]
+	mi := &file_mlxcel_executor_v1_executor_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2017,7 +2153,7 @@ func (x *Sampler) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Sampler.ProtoReflect.Descriptor instead.
 func (*Sampler) Descriptor() ([]byte, []int) {
-	return file_mlxcel_executor_v1_executor_proto_rawDescGZIP(), []int{22}
+	return file_mlxcel_executor_v1_executor_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *Sampler) GetTemperature() float32 {
@@ -2099,7 +2235,7 @@ type Release struct {
 
 func (x *Release) Reset() {
 	*x = Release{}
-	mi := &file_mlxcel_executor_v1_executor_proto_msgTypes[23]
+	mi := &file_mlxcel_executor_v1_executor_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2111,7 +2247,7 @@ func (x *Release) String() string {
 func (*Release) ProtoMessage() {}
 
 func (x *Release) ProtoReflect() protoreflect.Message {
-	mi := &file_mlxcel_executor_v1_executor_proto_msgTypes[23]
+	mi := &file_mlxcel_executor_v1_executor_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2124,7 +2260,7 @@ func (x *Release) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Release.ProtoReflect.Descriptor instead.
 func (*Release) Descriptor() ([]byte, []int) {
-	return file_mlxcel_executor_v1_executor_proto_rawDescGZIP(), []int{23}
+	return file_mlxcel_executor_v1_executor_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *Release) GetSeq() uint64 {
@@ -2145,7 +2281,7 @@ type StateExport struct {
 
 func (x *StateExport) Reset() {
 	*x = StateExport{}
-	mi := &file_mlxcel_executor_v1_executor_proto_msgTypes[24]
+	mi := &file_mlxcel_executor_v1_executor_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2157,7 +2293,7 @@ func (x *StateExport) String() string {
 func (*StateExport) ProtoMessage() {}
 
 func (x *StateExport) ProtoReflect() protoreflect.Message {
-	mi := &file_mlxcel_executor_v1_executor_proto_msgTypes[24]
+	mi := &file_mlxcel_executor_v1_executor_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2170,7 +2306,7 @@ func (x *StateExport) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StateExport.ProtoReflect.Descriptor instead.
 func (*StateExport) Descriptor() ([]byte, []int) {
-	return file_mlxcel_executor_v1_executor_proto_rawDescGZIP(), []int{24}
+	return file_mlxcel_executor_v1_executor_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *StateExport) GetSeq() uint64 {
@@ -2205,7 +2341,7 @@ type StateImport struct {
 
 func (x *StateImport) Reset() {
 	*x = StateImport{}
-	mi := &file_mlxcel_executor_v1_executor_proto_msgTypes[25]
+	mi := &file_mlxcel_executor_v1_executor_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2217,7 +2353,7 @@ func (x *StateImport) String() string {
 func (*StateImport) ProtoMessage() {}
 
 func (x *StateImport) ProtoReflect() protoreflect.Message {
-	mi := &file_mlxcel_executor_v1_executor_proto_msgTypes[25]
+	mi := &file_mlxcel_executor_v1_executor_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2230,7 +2366,7 @@ func (x *StateImport) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StateImport.ProtoReflect.Descriptor instead.
 func (*StateImport) Descriptor() ([]byte, []int) {
-	return file_mlxcel_executor_v1_executor_proto_rawDescGZIP(), []int{25}
+	return file_mlxcel_executor_v1_executor_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *StateImport) GetSeq() uint64 {
@@ -2264,7 +2400,7 @@ type StateReport struct {
 
 func (x *StateReport) Reset() {
 	*x = StateReport{}
-	mi := &file_mlxcel_executor_v1_executor_proto_msgTypes[26]
+	mi := &file_mlxcel_executor_v1_executor_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2276,7 +2412,7 @@ func (x *StateReport) String() string {
 func (*StateReport) ProtoMessage() {}
 
 func (x *StateReport) ProtoReflect() protoreflect.Message {
-	mi := &file_mlxcel_executor_v1_executor_proto_msgTypes[26]
+	mi := &file_mlxcel_executor_v1_executor_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2289,7 +2425,7 @@ func (x *StateReport) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StateReport.ProtoReflect.Descriptor instead.
 func (*StateReport) Descriptor() ([]byte, []int) {
-	return file_mlxcel_executor_v1_executor_proto_rawDescGZIP(), []int{26}
+	return file_mlxcel_executor_v1_executor_proto_rawDescGZIP(), []int{28}
 }
 
 func (x *StateReport) GetPositions() int64 {
@@ -2318,7 +2454,7 @@ type StateHeader struct {
 
 func (x *StateHeader) Reset() {
 	*x = StateHeader{}
-	mi := &file_mlxcel_executor_v1_executor_proto_msgTypes[27]
+	mi := &file_mlxcel_executor_v1_executor_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2330,7 +2466,7 @@ func (x *StateHeader) String() string {
 func (*StateHeader) ProtoMessage() {}
 
 func (x *StateHeader) ProtoReflect() protoreflect.Message {
-	mi := &file_mlxcel_executor_v1_executor_proto_msgTypes[27]
+	mi := &file_mlxcel_executor_v1_executor_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2343,7 +2479,7 @@ func (x *StateHeader) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StateHeader.ProtoReflect.Descriptor instead.
 func (*StateHeader) Descriptor() ([]byte, []int) {
-	return file_mlxcel_executor_v1_executor_proto_rawDescGZIP(), []int{27}
+	return file_mlxcel_executor_v1_executor_proto_rawDescGZIP(), []int{29}
 }
 
 func (x *StateHeader) GetFamily() string {
@@ -2383,7 +2519,7 @@ type StateSection struct {
 
 func (x *StateSection) Reset() {
 	*x = StateSection{}
-	mi := &file_mlxcel_executor_v1_executor_proto_msgTypes[28]
+	mi := &file_mlxcel_executor_v1_executor_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2395,7 +2531,7 @@ func (x *StateSection) String() string {
 func (*StateSection) ProtoMessage() {}
 
 func (x *StateSection) ProtoReflect() protoreflect.Message {
-	mi := &file_mlxcel_executor_v1_executor_proto_msgTypes[28]
+	mi := &file_mlxcel_executor_v1_executor_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2408,7 +2544,7 @@ func (x *StateSection) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StateSection.ProtoReflect.Descriptor instead.
 func (*StateSection) Descriptor() ([]byte, []int) {
-	return file_mlxcel_executor_v1_executor_proto_rawDescGZIP(), []int{28}
+	return file_mlxcel_executor_v1_executor_proto_rawDescGZIP(), []int{30}
 }
 
 func (x *StateSection) GetLayer() int64 {
@@ -2482,7 +2618,7 @@ type Tensor struct {
 
 func (x *Tensor) Reset() {
 	*x = Tensor{}
-	mi := &file_mlxcel_executor_v1_executor_proto_msgTypes[29]
+	mi := &file_mlxcel_executor_v1_executor_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2494,7 +2630,7 @@ func (x *Tensor) String() string {
 func (*Tensor) ProtoMessage() {}
 
 func (x *Tensor) ProtoReflect() protoreflect.Message {
-	mi := &file_mlxcel_executor_v1_executor_proto_msgTypes[29]
+	mi := &file_mlxcel_executor_v1_executor_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2507,7 +2643,7 @@ func (x *Tensor) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Tensor.ProtoReflect.Descriptor instead.
 func (*Tensor) Descriptor() ([]byte, []int) {
-	return file_mlxcel_executor_v1_executor_proto_rawDescGZIP(), []int{29}
+	return file_mlxcel_executor_v1_executor_proto_rawDescGZIP(), []int{31}
 }
 
 func (x *Tensor) GetDtype() Dtype {
@@ -2556,7 +2692,7 @@ type Span struct {
 
 func (x *Span) Reset() {
 	*x = Span{}
-	mi := &file_mlxcel_executor_v1_executor_proto_msgTypes[30]
+	mi := &file_mlxcel_executor_v1_executor_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2568,7 +2704,7 @@ func (x *Span) String() string {
 func (*Span) ProtoMessage() {}
 
 func (x *Span) ProtoReflect() protoreflect.Message {
-	mi := &file_mlxcel_executor_v1_executor_proto_msgTypes[30]
+	mi := &file_mlxcel_executor_v1_executor_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2581,7 +2717,7 @@ func (x *Span) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Span.ProtoReflect.Descriptor instead.
 func (*Span) Descriptor() ([]byte, []int) {
-	return file_mlxcel_executor_v1_executor_proto_rawDescGZIP(), []int{30}
+	return file_mlxcel_executor_v1_executor_proto_rawDescGZIP(), []int{32}
 }
 
 func (x *Span) GetOffset() int64 {
@@ -2610,7 +2746,7 @@ type Step struct {
 
 func (x *Step) Reset() {
 	*x = Step{}
-	mi := &file_mlxcel_executor_v1_executor_proto_msgTypes[31]
+	mi := &file_mlxcel_executor_v1_executor_proto_msgTypes[33]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2622,7 +2758,7 @@ func (x *Step) String() string {
 func (*Step) ProtoMessage() {}
 
 func (x *Step) ProtoReflect() protoreflect.Message {
-	mi := &file_mlxcel_executor_v1_executor_proto_msgTypes[31]
+	mi := &file_mlxcel_executor_v1_executor_proto_msgTypes[33]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2635,7 +2771,7 @@ func (x *Step) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Step.ProtoReflect.Descriptor instead.
 func (*Step) Descriptor() ([]byte, []int) {
-	return file_mlxcel_executor_v1_executor_proto_rawDescGZIP(), []int{31}
+	return file_mlxcel_executor_v1_executor_proto_rawDescGZIP(), []int{33}
 }
 
 func (x *Step) GetId() uint64 {
@@ -2686,7 +2822,7 @@ type SeqStep struct {
 
 func (x *SeqStep) Reset() {
 	*x = SeqStep{}
-	mi := &file_mlxcel_executor_v1_executor_proto_msgTypes[32]
+	mi := &file_mlxcel_executor_v1_executor_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2698,7 +2834,7 @@ func (x *SeqStep) String() string {
 func (*SeqStep) ProtoMessage() {}
 
 func (x *SeqStep) ProtoReflect() protoreflect.Message {
-	mi := &file_mlxcel_executor_v1_executor_proto_msgTypes[32]
+	mi := &file_mlxcel_executor_v1_executor_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2711,7 +2847,7 @@ func (x *SeqStep) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SeqStep.ProtoReflect.Descriptor instead.
 func (*SeqStep) Descriptor() ([]byte, []int) {
-	return file_mlxcel_executor_v1_executor_proto_rawDescGZIP(), []int{32}
+	return file_mlxcel_executor_v1_executor_proto_rawDescGZIP(), []int{34}
 }
 
 func (x *SeqStep) GetSeq() uint64 {
@@ -2811,7 +2947,7 @@ type StepResult struct {
 
 func (x *StepResult) Reset() {
 	*x = StepResult{}
-	mi := &file_mlxcel_executor_v1_executor_proto_msgTypes[33]
+	mi := &file_mlxcel_executor_v1_executor_proto_msgTypes[35]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2823,7 +2959,7 @@ func (x *StepResult) String() string {
 func (*StepResult) ProtoMessage() {}
 
 func (x *StepResult) ProtoReflect() protoreflect.Message {
-	mi := &file_mlxcel_executor_v1_executor_proto_msgTypes[33]
+	mi := &file_mlxcel_executor_v1_executor_proto_msgTypes[35]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2836,7 +2972,7 @@ func (x *StepResult) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StepResult.ProtoReflect.Descriptor instead.
 func (*StepResult) Descriptor() ([]byte, []int) {
-	return file_mlxcel_executor_v1_executor_proto_rawDescGZIP(), []int{33}
+	return file_mlxcel_executor_v1_executor_proto_rawDescGZIP(), []int{35}
 }
 
 func (x *StepResult) GetId() uint64 {
@@ -2888,7 +3024,7 @@ type SeqResult struct {
 
 func (x *SeqResult) Reset() {
 	*x = SeqResult{}
-	mi := &file_mlxcel_executor_v1_executor_proto_msgTypes[34]
+	mi := &file_mlxcel_executor_v1_executor_proto_msgTypes[36]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2900,7 +3036,7 @@ func (x *SeqResult) String() string {
 func (*SeqResult) ProtoMessage() {}
 
 func (x *SeqResult) ProtoReflect() protoreflect.Message {
-	mi := &file_mlxcel_executor_v1_executor_proto_msgTypes[34]
+	mi := &file_mlxcel_executor_v1_executor_proto_msgTypes[36]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2913,7 +3049,7 @@ func (x *SeqResult) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SeqResult.ProtoReflect.Descriptor instead.
 func (*SeqResult) Descriptor() ([]byte, []int) {
-	return file_mlxcel_executor_v1_executor_proto_rawDescGZIP(), []int{34}
+	return file_mlxcel_executor_v1_executor_proto_rawDescGZIP(), []int{36}
 }
 
 func (x *SeqResult) GetSeq() uint64 {
@@ -2969,7 +3105,7 @@ type TokenScore struct {
 
 func (x *TokenScore) Reset() {
 	*x = TokenScore{}
-	mi := &file_mlxcel_executor_v1_executor_proto_msgTypes[35]
+	mi := &file_mlxcel_executor_v1_executor_proto_msgTypes[37]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2981,7 +3117,7 @@ func (x *TokenScore) String() string {
 func (*TokenScore) ProtoMessage() {}
 
 func (x *TokenScore) ProtoReflect() protoreflect.Message {
-	mi := &file_mlxcel_executor_v1_executor_proto_msgTypes[35]
+	mi := &file_mlxcel_executor_v1_executor_proto_msgTypes[37]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2994,7 +3130,7 @@ func (x *TokenScore) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TokenScore.ProtoReflect.Descriptor instead.
 func (*TokenScore) Descriptor() ([]byte, []int) {
-	return file_mlxcel_executor_v1_executor_proto_rawDescGZIP(), []int{35}
+	return file_mlxcel_executor_v1_executor_proto_rawDescGZIP(), []int{37}
 }
 
 func (x *TokenScore) GetToken() int32 {
@@ -3027,7 +3163,7 @@ type CancelRequest struct {
 
 func (x *CancelRequest) Reset() {
 	*x = CancelRequest{}
-	mi := &file_mlxcel_executor_v1_executor_proto_msgTypes[36]
+	mi := &file_mlxcel_executor_v1_executor_proto_msgTypes[38]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3039,7 +3175,7 @@ func (x *CancelRequest) String() string {
 func (*CancelRequest) ProtoMessage() {}
 
 func (x *CancelRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_mlxcel_executor_v1_executor_proto_msgTypes[36]
+	mi := &file_mlxcel_executor_v1_executor_proto_msgTypes[38]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3052,7 +3188,7 @@ func (x *CancelRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CancelRequest.ProtoReflect.Descriptor instead.
 func (*CancelRequest) Descriptor() ([]byte, []int) {
-	return file_mlxcel_executor_v1_executor_proto_rawDescGZIP(), []int{36}
+	return file_mlxcel_executor_v1_executor_proto_rawDescGZIP(), []int{38}
 }
 
 func (x *CancelRequest) GetNumber() uint64 {
@@ -3070,7 +3206,7 @@ type CancelReply struct {
 
 func (x *CancelReply) Reset() {
 	*x = CancelReply{}
-	mi := &file_mlxcel_executor_v1_executor_proto_msgTypes[37]
+	mi := &file_mlxcel_executor_v1_executor_proto_msgTypes[39]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3082,7 +3218,7 @@ func (x *CancelReply) String() string {
 func (*CancelReply) ProtoMessage() {}
 
 func (x *CancelReply) ProtoReflect() protoreflect.Message {
-	mi := &file_mlxcel_executor_v1_executor_proto_msgTypes[37]
+	mi := &file_mlxcel_executor_v1_executor_proto_msgTypes[39]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3095,7 +3231,7 @@ func (x *CancelReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CancelReply.ProtoReflect.Descriptor instead.
 func (*CancelReply) Descriptor() ([]byte, []int) {
-	return file_mlxcel_executor_v1_executor_proto_rawDescGZIP(), []int{37}
+	return file_mlxcel_executor_v1_executor_proto_rawDescGZIP(), []int{39}
 }
 
 type ImportRequest struct {
@@ -3110,7 +3246,7 @@ type ImportRequest struct {
 
 func (x *ImportRequest) Reset() {
 	*x = ImportRequest{}
-	mi := &file_mlxcel_executor_v1_executor_proto_msgTypes[38]
+	mi := &file_mlxcel_executor_v1_executor_proto_msgTypes[40]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3122,7 +3258,7 @@ func (x *ImportRequest) String() string {
 func (*ImportRequest) ProtoMessage() {}
 
 func (x *ImportRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_mlxcel_executor_v1_executor_proto_msgTypes[38]
+	mi := &file_mlxcel_executor_v1_executor_proto_msgTypes[40]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3135,7 +3271,7 @@ func (x *ImportRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ImportRequest.ProtoReflect.Descriptor instead.
 func (*ImportRequest) Descriptor() ([]byte, []int) {
-	return file_mlxcel_executor_v1_executor_proto_rawDescGZIP(), []int{38}
+	return file_mlxcel_executor_v1_executor_proto_rawDescGZIP(), []int{40}
 }
 
 func (x *ImportRequest) GetFormat() string {
@@ -3187,7 +3323,7 @@ type Value struct {
 
 func (x *Value) Reset() {
 	*x = Value{}
-	mi := &file_mlxcel_executor_v1_executor_proto_msgTypes[39]
+	mi := &file_mlxcel_executor_v1_executor_proto_msgTypes[41]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3199,7 +3335,7 @@ func (x *Value) String() string {
 func (*Value) ProtoMessage() {}
 
 func (x *Value) ProtoReflect() protoreflect.Message {
-	mi := &file_mlxcel_executor_v1_executor_proto_msgTypes[39]
+	mi := &file_mlxcel_executor_v1_executor_proto_msgTypes[41]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3212,7 +3348,7 @@ func (x *Value) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Value.ProtoReflect.Descriptor instead.
 func (*Value) Descriptor() ([]byte, []int) {
-	return file_mlxcel_executor_v1_executor_proto_rawDescGZIP(), []int{39}
+	return file_mlxcel_executor_v1_executor_proto_rawDescGZIP(), []int{41}
 }
 
 func (x *Value) GetValue() isValue_Value {
@@ -3385,7 +3521,7 @@ type Texts struct {
 
 func (x *Texts) Reset() {
 	*x = Texts{}
-	mi := &file_mlxcel_executor_v1_executor_proto_msgTypes[40]
+	mi := &file_mlxcel_executor_v1_executor_proto_msgTypes[42]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3397,7 +3533,7 @@ func (x *Texts) String() string {
 func (*Texts) ProtoMessage() {}
 
 func (x *Texts) ProtoReflect() protoreflect.Message {
-	mi := &file_mlxcel_executor_v1_executor_proto_msgTypes[40]
+	mi := &file_mlxcel_executor_v1_executor_proto_msgTypes[42]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3410,7 +3546,7 @@ func (x *Texts) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Texts.ProtoReflect.Descriptor instead.
 func (*Texts) Descriptor() ([]byte, []int) {
-	return file_mlxcel_executor_v1_executor_proto_rawDescGZIP(), []int{40}
+	return file_mlxcel_executor_v1_executor_proto_rawDescGZIP(), []int{42}
 }
 
 func (x *Texts) GetValues() []string {
@@ -3429,7 +3565,7 @@ type Ints struct {
 
 func (x *Ints) Reset() {
 	*x = Ints{}
-	mi := &file_mlxcel_executor_v1_executor_proto_msgTypes[41]
+	mi := &file_mlxcel_executor_v1_executor_proto_msgTypes[43]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3441,7 +3577,7 @@ func (x *Ints) String() string {
 func (*Ints) ProtoMessage() {}
 
 func (x *Ints) ProtoReflect() protoreflect.Message {
-	mi := &file_mlxcel_executor_v1_executor_proto_msgTypes[41]
+	mi := &file_mlxcel_executor_v1_executor_proto_msgTypes[43]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3454,7 +3590,7 @@ func (x *Ints) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Ints.ProtoReflect.Descriptor instead.
 func (*Ints) Descriptor() ([]byte, []int) {
-	return file_mlxcel_executor_v1_executor_proto_rawDescGZIP(), []int{41}
+	return file_mlxcel_executor_v1_executor_proto_rawDescGZIP(), []int{43}
 }
 
 func (x *Ints) GetValues() []int64 {
@@ -3473,7 +3609,7 @@ type Uints struct {
 
 func (x *Uints) Reset() {
 	*x = Uints{}
-	mi := &file_mlxcel_executor_v1_executor_proto_msgTypes[42]
+	mi := &file_mlxcel_executor_v1_executor_proto_msgTypes[44]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3485,7 +3621,7 @@ func (x *Uints) String() string {
 func (*Uints) ProtoMessage() {}
 
 func (x *Uints) ProtoReflect() protoreflect.Message {
-	mi := &file_mlxcel_executor_v1_executor_proto_msgTypes[42]
+	mi := &file_mlxcel_executor_v1_executor_proto_msgTypes[44]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3498,7 +3634,7 @@ func (x *Uints) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Uints.ProtoReflect.Descriptor instead.
 func (*Uints) Descriptor() ([]byte, []int) {
-	return file_mlxcel_executor_v1_executor_proto_rawDescGZIP(), []int{42}
+	return file_mlxcel_executor_v1_executor_proto_rawDescGZIP(), []int{44}
 }
 
 func (x *Uints) GetValues() []uint64 {
@@ -3517,7 +3653,7 @@ type Floats struct {
 
 func (x *Floats) Reset() {
 	*x = Floats{}
-	mi := &file_mlxcel_executor_v1_executor_proto_msgTypes[43]
+	mi := &file_mlxcel_executor_v1_executor_proto_msgTypes[45]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3529,7 +3665,7 @@ func (x *Floats) String() string {
 func (*Floats) ProtoMessage() {}
 
 func (x *Floats) ProtoReflect() protoreflect.Message {
-	mi := &file_mlxcel_executor_v1_executor_proto_msgTypes[43]
+	mi := &file_mlxcel_executor_v1_executor_proto_msgTypes[45]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3542,7 +3678,7 @@ func (x *Floats) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Floats.ProtoReflect.Descriptor instead.
 func (*Floats) Descriptor() ([]byte, []int) {
-	return file_mlxcel_executor_v1_executor_proto_rawDescGZIP(), []int{43}
+	return file_mlxcel_executor_v1_executor_proto_rawDescGZIP(), []int{45}
 }
 
 func (x *Floats) GetValues() []float64 {
@@ -3561,7 +3697,7 @@ type Bools struct {
 
 func (x *Bools) Reset() {
 	*x = Bools{}
-	mi := &file_mlxcel_executor_v1_executor_proto_msgTypes[44]
+	mi := &file_mlxcel_executor_v1_executor_proto_msgTypes[46]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3573,7 +3709,7 @@ func (x *Bools) String() string {
 func (*Bools) ProtoMessage() {}
 
 func (x *Bools) ProtoReflect() protoreflect.Message {
-	mi := &file_mlxcel_executor_v1_executor_proto_msgTypes[44]
+	mi := &file_mlxcel_executor_v1_executor_proto_msgTypes[46]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3586,7 +3722,7 @@ func (x *Bools) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Bools.ProtoReflect.Descriptor instead.
 func (*Bools) Descriptor() ([]byte, []int) {
-	return file_mlxcel_executor_v1_executor_proto_rawDescGZIP(), []int{44}
+	return file_mlxcel_executor_v1_executor_proto_rawDescGZIP(), []int{46}
 }
 
 func (x *Bools) GetValues() []bool {
@@ -3607,7 +3743,7 @@ type ImportTensor struct {
 
 func (x *ImportTensor) Reset() {
 	*x = ImportTensor{}
-	mi := &file_mlxcel_executor_v1_executor_proto_msgTypes[45]
+	mi := &file_mlxcel_executor_v1_executor_proto_msgTypes[47]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3619,7 +3755,7 @@ func (x *ImportTensor) String() string {
 func (*ImportTensor) ProtoMessage() {}
 
 func (x *ImportTensor) ProtoReflect() protoreflect.Message {
-	mi := &file_mlxcel_executor_v1_executor_proto_msgTypes[45]
+	mi := &file_mlxcel_executor_v1_executor_proto_msgTypes[47]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3632,7 +3768,7 @@ func (x *ImportTensor) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ImportTensor.ProtoReflect.Descriptor instead.
 func (*ImportTensor) Descriptor() ([]byte, []int) {
-	return file_mlxcel_executor_v1_executor_proto_rawDescGZIP(), []int{45}
+	return file_mlxcel_executor_v1_executor_proto_rawDescGZIP(), []int{47}
 }
 
 func (x *ImportTensor) GetName() string {
@@ -3668,7 +3804,7 @@ type ImportPlan struct {
 
 func (x *ImportPlan) Reset() {
 	*x = ImportPlan{}
-	mi := &file_mlxcel_executor_v1_executor_proto_msgTypes[46]
+	mi := &file_mlxcel_executor_v1_executor_proto_msgTypes[48]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3680,7 +3816,7 @@ func (x *ImportPlan) String() string {
 func (*ImportPlan) ProtoMessage() {}
 
 func (x *ImportPlan) ProtoReflect() protoreflect.Message {
-	mi := &file_mlxcel_executor_v1_executor_proto_msgTypes[46]
+	mi := &file_mlxcel_executor_v1_executor_proto_msgTypes[48]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3693,7 +3829,7 @@ func (x *ImportPlan) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ImportPlan.ProtoReflect.Descriptor instead.
 func (*ImportPlan) Descriptor() ([]byte, []int) {
-	return file_mlxcel_executor_v1_executor_proto_rawDescGZIP(), []int{46}
+	return file_mlxcel_executor_v1_executor_proto_rawDescGZIP(), []int{48}
 }
 
 func (x *ImportPlan) GetFamily() string {
@@ -3737,7 +3873,7 @@ type ImportTarget struct {
 
 func (x *ImportTarget) Reset() {
 	*x = ImportTarget{}
-	mi := &file_mlxcel_executor_v1_executor_proto_msgTypes[47]
+	mi := &file_mlxcel_executor_v1_executor_proto_msgTypes[49]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3749,7 +3885,7 @@ func (x *ImportTarget) String() string {
 func (*ImportTarget) ProtoMessage() {}
 
 func (x *ImportTarget) ProtoReflect() protoreflect.Message {
-	mi := &file_mlxcel_executor_v1_executor_proto_msgTypes[47]
+	mi := &file_mlxcel_executor_v1_executor_proto_msgTypes[49]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3762,7 +3898,7 @@ func (x *ImportTarget) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ImportTarget.ProtoReflect.Descriptor instead.
 func (*ImportTarget) Descriptor() ([]byte, []int) {
-	return file_mlxcel_executor_v1_executor_proto_rawDescGZIP(), []int{47}
+	return file_mlxcel_executor_v1_executor_proto_rawDescGZIP(), []int{49}
 }
 
 func (x *ImportTarget) GetSource() string {
@@ -3808,7 +3944,7 @@ type UnloadRequest struct {
 
 func (x *UnloadRequest) Reset() {
 	*x = UnloadRequest{}
-	mi := &file_mlxcel_executor_v1_executor_proto_msgTypes[48]
+	mi := &file_mlxcel_executor_v1_executor_proto_msgTypes[50]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3820,7 +3956,7 @@ func (x *UnloadRequest) String() string {
 func (*UnloadRequest) ProtoMessage() {}
 
 func (x *UnloadRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_mlxcel_executor_v1_executor_proto_msgTypes[48]
+	mi := &file_mlxcel_executor_v1_executor_proto_msgTypes[50]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3833,7 +3969,7 @@ func (x *UnloadRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UnloadRequest.ProtoReflect.Descriptor instead.
 func (*UnloadRequest) Descriptor() ([]byte, []int) {
-	return file_mlxcel_executor_v1_executor_proto_rawDescGZIP(), []int{48}
+	return file_mlxcel_executor_v1_executor_proto_rawDescGZIP(), []int{50}
 }
 
 type UnloadReply struct {
@@ -3844,7 +3980,7 @@ type UnloadReply struct {
 
 func (x *UnloadReply) Reset() {
 	*x = UnloadReply{}
-	mi := &file_mlxcel_executor_v1_executor_proto_msgTypes[49]
+	mi := &file_mlxcel_executor_v1_executor_proto_msgTypes[51]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3856,7 +3992,7 @@ func (x *UnloadReply) String() string {
 func (*UnloadReply) ProtoMessage() {}
 
 func (x *UnloadReply) ProtoReflect() protoreflect.Message {
-	mi := &file_mlxcel_executor_v1_executor_proto_msgTypes[49]
+	mi := &file_mlxcel_executor_v1_executor_proto_msgTypes[51]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3869,7 +4005,7 @@ func (x *UnloadReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UnloadReply.ProtoReflect.Descriptor instead.
 func (*UnloadReply) Descriptor() ([]byte, []int) {
-	return file_mlxcel_executor_v1_executor_proto_rawDescGZIP(), []int{49}
+	return file_mlxcel_executor_v1_executor_proto_rawDescGZIP(), []int{51}
 }
 
 type StatsRequest struct {
@@ -3880,7 +4016,7 @@ type StatsRequest struct {
 
 func (x *StatsRequest) Reset() {
 	*x = StatsRequest{}
-	mi := &file_mlxcel_executor_v1_executor_proto_msgTypes[50]
+	mi := &file_mlxcel_executor_v1_executor_proto_msgTypes[52]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3892,7 +4028,7 @@ func (x *StatsRequest) String() string {
 func (*StatsRequest) ProtoMessage() {}
 
 func (x *StatsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_mlxcel_executor_v1_executor_proto_msgTypes[50]
+	mi := &file_mlxcel_executor_v1_executor_proto_msgTypes[52]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3905,7 +4041,7 @@ func (x *StatsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StatsRequest.ProtoReflect.Descriptor instead.
 func (*StatsRequest) Descriptor() ([]byte, []int) {
-	return file_mlxcel_executor_v1_executor_proto_rawDescGZIP(), []int{50}
+	return file_mlxcel_executor_v1_executor_proto_rawDescGZIP(), []int{52}
 }
 
 type StatsReply struct {
@@ -3925,7 +4061,7 @@ type StatsReply struct {
 
 func (x *StatsReply) Reset() {
 	*x = StatsReply{}
-	mi := &file_mlxcel_executor_v1_executor_proto_msgTypes[51]
+	mi := &file_mlxcel_executor_v1_executor_proto_msgTypes[53]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3937,7 +4073,7 @@ func (x *StatsReply) String() string {
 func (*StatsReply) ProtoMessage() {}
 
 func (x *StatsReply) ProtoReflect() protoreflect.Message {
-	mi := &file_mlxcel_executor_v1_executor_proto_msgTypes[51]
+	mi := &file_mlxcel_executor_v1_executor_proto_msgTypes[53]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3950,7 +4086,7 @@ func (x *StatsReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StatsReply.ProtoReflect.Descriptor instead.
 func (*StatsReply) Descriptor() ([]byte, []int) {
-	return file_mlxcel_executor_v1_executor_proto_rawDescGZIP(), []int{51}
+	return file_mlxcel_executor_v1_executor_proto_rawDescGZIP(), []int{53}
 }
 
 func (x *StatsReply) GetLoaded() bool {
@@ -4028,21 +4164,26 @@ const file_mlxcel_executor_v1_executor_proto_rawDesc = "" +
 	"\x06tensor\x18\x04 \x01(\tR\x06tensor\x12\x16\n" +
 	"\x06wanted\x18\x05 \x01(\x03R\x06wanted\x12\x12\n" +
 	"\x04held\x18\x06 \x01(\x03R\x04held\"\x11\n" +
-	"\x0fDescribeRequest\"\x90\x02\n" +
+	"\x0fDescribeRequest\"\x92\x02\n" +
 	"\vDescription\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x18\n" +
 	"\aversion\x18\x02 \x01(\tR\aversion\x12)\n" +
 	"\x10contract_version\x18\x03 \x01(\x03R\x0fcontractVersion\x12\x18\n" +
-	"\aruntime\x18\x04 \x01(\tR\aruntime\x122\n" +
-	"\x06device\x18\x05 \x01(\v2\x1a.mlxcel.executor.v1.DeviceR\x06device\x126\n" +
-	"\bfamilies\x18\x06 \x03(\v2\x1a.mlxcel.executor.v1.FamilyR\bfamilies\x12\"\n" +
-	"\fcapabilities\x18\b \x03(\tR\fcapabilities\"t\n" +
+	"\aruntime\x18\x04 \x01(\tR\aruntime\x126\n" +
+	"\bfamilies\x18\x06 \x03(\v2\x1a.mlxcel.executor.v1.FamilyR\bfamilies\x124\n" +
+	"\adevices\x18\a \x03(\v2\x1a.mlxcel.executor.v1.DeviceR\adevices\x12\"\n" +
+	"\fcapabilities\x18\b \x03(\tR\fcapabilities\"\xc4\x01\n" +
 	"\x06Device\x12\x12\n" +
 	"\x04kind\x18\x01 \x01(\tR\x04kind\x12\x12\n" +
 	"\x04name\x18\x02 \x01(\tR\x04name\x12!\n" +
 	"\ftotal_memory\x18\x03 \x01(\x03R\vtotalMemory\x12\x1f\n" +
 	"\vfree_memory\x18\x04 \x01(\x03R\n" +
-	"freeMemory\"\xf7\x01\n" +
+	"freeMemory\x12\x14\n" +
+	"\x05index\x18\x05 \x01(\x03R\x05index\x128\n" +
+	"\bnumerics\x18\x06 \x01(\v2\x1c.mlxcel.executor.v1.NumericsR\bnumerics\"\\\n" +
+	"\bNumerics\x12'\n" +
+	"\x0fbatch_invariant\x18\x01 \x01(\bR\x0ebatchInvariant\x12'\n" +
+	"\x0fchunk_invariant\x18\x02 \x01(\bR\x0echunkInvariant\"\xf7\x01\n" +
 	"\x06Family\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x1f\n" +
 	"\vmodel_types\x18\x02 \x03(\tR\n" +
@@ -4075,14 +4216,17 @@ const file_mlxcel_executor_v1_executor_proto_rawDesc = "" +
 	"\fquantization\x18\f \x01(\tR\fquantization\x12\x14\n" +
 	"\x05exact\x18\r \x01(\bR\x05exact\x12\x1d\n" +
 	"\n" +
-	"tied_bytes\x18\x0e \x01(\x03R\ttiedBytes\"\xa7\x01\n" +
+	"tied_bytes\x18\x0e \x01(\x03R\ttiedBytes\"v\n" +
 	"\fLayerProfile\x12\x12\n" +
 	"\x04kind\x18\x01 \x01(\tR\x04kind\x12\x18\n" +
-	"\aweights\x18\x02 \x01(\x03R\aweights\x12+\n" +
-	"\x12kv_bytes_per_token\x18\x03 \x01(\x03R\x0fkvBytesPerToken\x12\x1b\n" +
-	"\tkv_window\x18\x04 \x01(\x03R\bkvWindow\x12\x1f\n" +
-	"\vstate_bytes\x18\x05 \x01(\x03R\n" +
-	"stateBytes\"\\\n" +
+	"\aweights\x18\x02 \x01(\x03R\aweights\x128\n" +
+	"\x06states\x18\x03 \x03(\v2 .mlxcel.executor.v1.StateProfileR\x06states\"\xb3\x01\n" +
+	"\fStateProfile\x121\n" +
+	"\x04kind\x18\x01 \x01(\x0e2\x1d.mlxcel.executor.v1.StateKindR\x04kind\x12,\n" +
+	"\x12bytes_per_position\x18\x02 \x01(\x03R\x10bytesPerPosition\x12\x16\n" +
+	"\x06window\x18\x03 \x01(\x03R\x06window\x12\x14\n" +
+	"\x05fixed\x18\x04 \x01(\x03R\x05fixed\x12\x14\n" +
+	"\x05block\x18\x05 \x01(\x03R\x05block\"\\\n" +
 	"\x0eAdjacencyGroup\x12\x16\n" +
 	"\x06source\x18\x01 \x01(\x03R\x06source\x12\x1a\n" +
 	"\bconsumer\x18\x02 \x01(\x03R\bconsumer\x12\x16\n" +
@@ -4099,7 +4243,7 @@ const file_mlxcel_executor_v1_executor_proto_rawDesc = "" +
 	"\bin_bytes\x18\x02 \x01(\x03R\ainBytes\x12\x1b\n" +
 	"\tout_bytes\x18\x03 \x01(\x03R\boutBytes\x12\x1d\n" +
 	"\n" +
-	"mask_bytes\x18\x04 \x01(\x03R\tmaskBytes\"\x9d\x03\n" +
+	"mask_bytes\x18\x04 \x01(\x03R\tmaskBytes\"\xb5\x03\n" +
 	"\vLoadRequest\x12\x10\n" +
 	"\x03dir\x18\x01 \x01(\tR\x03dir\x12\x16\n" +
 	"\x06family\x18\x02 \x01(\tR\x06family\x126\n" +
@@ -4113,7 +4257,8 @@ const file_mlxcel_executor_v1_executor_proto_rawDesc = "" +
 	"\atp_size\x18\n" +
 	" \x01(\x03R\x06tpSize\x12\x18\n" +
 	"\aadapter\x18\v \x01(\tR\aadapter\x128\n" +
-	"\x06region\x18\f \x01(\v2 .mlxcel.executor.v1.RegionLayoutR\x06region\"\x8e\x01\n" +
+	"\x06region\x18\f \x01(\v2 .mlxcel.executor.v1.RegionLayoutR\x06region\x12\x16\n" +
+	"\x06device\x18\r \x01(\x03R\x06device\"\x8e\x01\n" +
 	"\tLoadEvent\x12>\n" +
 	"\bprogress\x18\x01 \x01(\v2 .mlxcel.executor.v1.LoadProgressH\x00R\bprogress\x128\n" +
 	"\x06report\x18\x02 \x01(\v2\x1e.mlxcel.executor.v1.LoadReportH\x00R\x06reportB\a\n" +
@@ -4368,7 +4513,7 @@ func file_mlxcel_executor_v1_executor_proto_rawDescGZIP() []byte {
 }
 
 var file_mlxcel_executor_v1_executor_proto_enumTypes = make([]protoimpl.EnumInfo, 4)
-var file_mlxcel_executor_v1_executor_proto_msgTypes = make([]protoimpl.MessageInfo, 54)
+var file_mlxcel_executor_v1_executor_proto_msgTypes = make([]protoimpl.MessageInfo, 56)
 var file_mlxcel_executor_v1_executor_proto_goTypes = []any{
 	(Dtype)(0),               // 0: mlxcel.executor.v1.Dtype
 	(Code)(0),                // 1: mlxcel.executor.v1.Code
@@ -4378,127 +4523,132 @@ var file_mlxcel_executor_v1_executor_proto_goTypes = []any{
 	(*DescribeRequest)(nil),  // 5: mlxcel.executor.v1.DescribeRequest
 	(*Description)(nil),      // 6: mlxcel.executor.v1.Description
 	(*Device)(nil),           // 7: mlxcel.executor.v1.Device
-	(*Family)(nil),           // 8: mlxcel.executor.v1.Family
-	(*InspectRequest)(nil),   // 9: mlxcel.executor.v1.InspectRequest
-	(*ModelProfile)(nil),     // 10: mlxcel.executor.v1.ModelProfile
-	(*LayerProfile)(nil),     // 11: mlxcel.executor.v1.LayerProfile
-	(*AdjacencyGroup)(nil),   // 12: mlxcel.executor.v1.AdjacencyGroup
-	(*Boundary)(nil),         // 13: mlxcel.executor.v1.Boundary
-	(*LayerRange)(nil),       // 14: mlxcel.executor.v1.LayerRange
-	(*RegionLayout)(nil),     // 15: mlxcel.executor.v1.RegionLayout
-	(*LoadRequest)(nil),      // 16: mlxcel.executor.v1.LoadRequest
-	(*LoadEvent)(nil),        // 17: mlxcel.executor.v1.LoadEvent
-	(*LoadProgress)(nil),     // 18: mlxcel.executor.v1.LoadProgress
-	(*LoadReport)(nil),       // 19: mlxcel.executor.v1.LoadReport
-	(*OpenStepsRequest)(nil), // 20: mlxcel.executor.v1.OpenStepsRequest
-	(*OpenStepsReply)(nil),   // 21: mlxcel.executor.v1.OpenStepsReply
-	(*Operation)(nil),        // 22: mlxcel.executor.v1.Operation
-	(*Outcome)(nil),          // 23: mlxcel.executor.v1.Outcome
-	(*Done)(nil),             // 24: mlxcel.executor.v1.Done
-	(*Reserve)(nil),          // 25: mlxcel.executor.v1.Reserve
-	(*Sampler)(nil),          // 26: mlxcel.executor.v1.Sampler
-	(*Release)(nil),          // 27: mlxcel.executor.v1.Release
-	(*StateExport)(nil),      // 28: mlxcel.executor.v1.StateExport
-	(*StateImport)(nil),      // 29: mlxcel.executor.v1.StateImport
-	(*StateReport)(nil),      // 30: mlxcel.executor.v1.StateReport
-	(*StateHeader)(nil),      // 31: mlxcel.executor.v1.StateHeader
-	(*StateSection)(nil),     // 32: mlxcel.executor.v1.StateSection
-	(*Tensor)(nil),           // 33: mlxcel.executor.v1.Tensor
-	(*Span)(nil),             // 34: mlxcel.executor.v1.Span
-	(*Step)(nil),             // 35: mlxcel.executor.v1.Step
-	(*SeqStep)(nil),          // 36: mlxcel.executor.v1.SeqStep
-	(*StepResult)(nil),       // 37: mlxcel.executor.v1.StepResult
-	(*SeqResult)(nil),        // 38: mlxcel.executor.v1.SeqResult
-	(*TokenScore)(nil),       // 39: mlxcel.executor.v1.TokenScore
-	(*CancelRequest)(nil),    // 40: mlxcel.executor.v1.CancelRequest
-	(*CancelReply)(nil),      // 41: mlxcel.executor.v1.CancelReply
-	(*ImportRequest)(nil),    // 42: mlxcel.executor.v1.ImportRequest
-	(*Value)(nil),            // 43: mlxcel.executor.v1.Value
-	(*Texts)(nil),            // 44: mlxcel.executor.v1.Texts
-	(*Ints)(nil),             // 45: mlxcel.executor.v1.Ints
-	(*Uints)(nil),            // 46: mlxcel.executor.v1.Uints
-	(*Floats)(nil),           // 47: mlxcel.executor.v1.Floats
-	(*Bools)(nil),            // 48: mlxcel.executor.v1.Bools
-	(*ImportTensor)(nil),     // 49: mlxcel.executor.v1.ImportTensor
-	(*ImportPlan)(nil),       // 50: mlxcel.executor.v1.ImportPlan
-	(*ImportTarget)(nil),     // 51: mlxcel.executor.v1.ImportTarget
-	(*UnloadRequest)(nil),    // 52: mlxcel.executor.v1.UnloadRequest
-	(*UnloadReply)(nil),      // 53: mlxcel.executor.v1.UnloadReply
-	(*StatsRequest)(nil),     // 54: mlxcel.executor.v1.StatsRequest
-	(*StatsReply)(nil),       // 55: mlxcel.executor.v1.StatsReply
-	nil,                      // 56: mlxcel.executor.v1.Sampler.LogitBiasEntry
-	nil,                      // 57: mlxcel.executor.v1.ImportRequest.MetadataEntry
+	(*Numerics)(nil),         // 8: mlxcel.executor.v1.Numerics
+	(*Family)(nil),           // 9: mlxcel.executor.v1.Family
+	(*InspectRequest)(nil),   // 10: mlxcel.executor.v1.InspectRequest
+	(*ModelProfile)(nil),     // 11: mlxcel.executor.v1.ModelProfile
+	(*LayerProfile)(nil),     // 12: mlxcel.executor.v1.LayerProfile
+	(*StateProfile)(nil),     // 13: mlxcel.executor.v1.StateProfile
+	(*AdjacencyGroup)(nil),   // 14: mlxcel.executor.v1.AdjacencyGroup
+	(*Boundary)(nil),         // 15: mlxcel.executor.v1.Boundary
+	(*LayerRange)(nil),       // 16: mlxcel.executor.v1.LayerRange
+	(*RegionLayout)(nil),     // 17: mlxcel.executor.v1.RegionLayout
+	(*LoadRequest)(nil),      // 18: mlxcel.executor.v1.LoadRequest
+	(*LoadEvent)(nil),        // 19: mlxcel.executor.v1.LoadEvent
+	(*LoadProgress)(nil),     // 20: mlxcel.executor.v1.LoadProgress
+	(*LoadReport)(nil),       // 21: mlxcel.executor.v1.LoadReport
+	(*OpenStepsRequest)(nil), // 22: mlxcel.executor.v1.OpenStepsRequest
+	(*OpenStepsReply)(nil),   // 23: mlxcel.executor.v1.OpenStepsReply
+	(*Operation)(nil),        // 24: mlxcel.executor.v1.Operation
+	(*Outcome)(nil),          // 25: mlxcel.executor.v1.Outcome
+	(*Done)(nil),             // 26: mlxcel.executor.v1.Done
+	(*Reserve)(nil),          // 27: mlxcel.executor.v1.Reserve
+	(*Sampler)(nil),          // 28: mlxcel.executor.v1.Sampler
+	(*Release)(nil),          // 29: mlxcel.executor.v1.Release
+	(*StateExport)(nil),      // 30: mlxcel.executor.v1.StateExport
+	(*StateImport)(nil),      // 31: mlxcel.executor.v1.StateImport
+	(*StateReport)(nil),      // 32: mlxcel.executor.v1.StateReport
+	(*StateHeader)(nil),      // 33: mlxcel.executor.v1.StateHeader
+	(*StateSection)(nil),     // 34: mlxcel.executor.v1.StateSection
+	(*Tensor)(nil),           // 35: mlxcel.executor.v1.Tensor
+	(*Span)(nil),             // 36: mlxcel.executor.v1.Span
+	(*Step)(nil),             // 37: mlxcel.executor.v1.Step
+	(*SeqStep)(nil),          // 38: mlxcel.executor.v1.SeqStep
+	(*StepResult)(nil),       // 39: mlxcel.executor.v1.StepResult
+	(*SeqResult)(nil),        // 40: mlxcel.executor.v1.SeqResult
+	(*TokenScore)(nil),       // 41: mlxcel.executor.v1.TokenScore
+	(*CancelRequest)(nil),    // 42: mlxcel.executor.v1.CancelRequest
+	(*CancelReply)(nil),      // 43: mlxcel.executor.v1.CancelReply
+	(*ImportRequest)(nil),    // 44: mlxcel.executor.v1.ImportRequest
+	(*Value)(nil),            // 45: mlxcel.executor.v1.Value
+	(*Texts)(nil),            // 46: mlxcel.executor.v1.Texts
+	(*Ints)(nil),             // 47: mlxcel.executor.v1.Ints
+	(*Uints)(nil),            // 48: mlxcel.executor.v1.Uints
+	(*Floats)(nil),           // 49: mlxcel.executor.v1.Floats
+	(*Bools)(nil),            // 50: mlxcel.executor.v1.Bools
+	(*ImportTensor)(nil),     // 51: mlxcel.executor.v1.ImportTensor
+	(*ImportPlan)(nil),       // 52: mlxcel.executor.v1.ImportPlan
+	(*ImportTarget)(nil),     // 53: mlxcel.executor.v1.ImportTarget
+	(*UnloadRequest)(nil),    // 54: mlxcel.executor.v1.UnloadRequest
+	(*UnloadReply)(nil),      // 55: mlxcel.executor.v1.UnloadReply
+	(*StatsRequest)(nil),     // 56: mlxcel.executor.v1.StatsRequest
+	(*StatsReply)(nil),       // 57: mlxcel.executor.v1.StatsReply
+	nil,                      // 58: mlxcel.executor.v1.Sampler.LogitBiasEntry
+	nil,                      // 59: mlxcel.executor.v1.ImportRequest.MetadataEntry
 }
 var file_mlxcel_executor_v1_executor_proto_depIdxs = []int32{
 	1,  // 0: mlxcel.executor.v1.Error.code:type_name -> mlxcel.executor.v1.Code
-	7,  // 1: mlxcel.executor.v1.Description.device:type_name -> mlxcel.executor.v1.Device
-	8,  // 2: mlxcel.executor.v1.Description.families:type_name -> mlxcel.executor.v1.Family
-	0,  // 3: mlxcel.executor.v1.InspectRequest.dtype:type_name -> mlxcel.executor.v1.Dtype
-	11, // 4: mlxcel.executor.v1.ModelProfile.layers:type_name -> mlxcel.executor.v1.LayerProfile
-	12, // 5: mlxcel.executor.v1.ModelProfile.adjacency:type_name -> mlxcel.executor.v1.AdjacencyGroup
-	13, // 6: mlxcel.executor.v1.ModelProfile.boundary:type_name -> mlxcel.executor.v1.Boundary
-	0,  // 7: mlxcel.executor.v1.Boundary.dtype:type_name -> mlxcel.executor.v1.Dtype
-	14, // 8: mlxcel.executor.v1.LoadRequest.layers:type_name -> mlxcel.executor.v1.LayerRange
-	0,  // 9: mlxcel.executor.v1.LoadRequest.dtype:type_name -> mlxcel.executor.v1.Dtype
-	15, // 10: mlxcel.executor.v1.LoadRequest.region:type_name -> mlxcel.executor.v1.RegionLayout
-	18, // 11: mlxcel.executor.v1.LoadEvent.progress:type_name -> mlxcel.executor.v1.LoadProgress
-	19, // 12: mlxcel.executor.v1.LoadEvent.report:type_name -> mlxcel.executor.v1.LoadReport
-	13, // 13: mlxcel.executor.v1.LoadReport.boundary:type_name -> mlxcel.executor.v1.Boundary
-	25, // 14: mlxcel.executor.v1.Operation.reserve:type_name -> mlxcel.executor.v1.Reserve
-	27, // 15: mlxcel.executor.v1.Operation.release:type_name -> mlxcel.executor.v1.Release
-	35, // 16: mlxcel.executor.v1.Operation.step:type_name -> mlxcel.executor.v1.Step
-	28, // 17: mlxcel.executor.v1.Operation.state_export:type_name -> mlxcel.executor.v1.StateExport
-	29, // 18: mlxcel.executor.v1.Operation.state_import:type_name -> mlxcel.executor.v1.StateImport
-	24, // 19: mlxcel.executor.v1.Outcome.done:type_name -> mlxcel.executor.v1.Done
-	37, // 20: mlxcel.executor.v1.Outcome.result:type_name -> mlxcel.executor.v1.StepResult
-	4,  // 21: mlxcel.executor.v1.Outcome.error:type_name -> mlxcel.executor.v1.Error
-	30, // 22: mlxcel.executor.v1.Outcome.state:type_name -> mlxcel.executor.v1.StateReport
-	26, // 23: mlxcel.executor.v1.Reserve.sampler:type_name -> mlxcel.executor.v1.Sampler
-	56, // 24: mlxcel.executor.v1.Sampler.logit_bias:type_name -> mlxcel.executor.v1.Sampler.LogitBiasEntry
-	14, // 25: mlxcel.executor.v1.StateExport.layers:type_name -> mlxcel.executor.v1.LayerRange
-	14, // 26: mlxcel.executor.v1.StateImport.layers:type_name -> mlxcel.executor.v1.LayerRange
-	14, // 27: mlxcel.executor.v1.StateHeader.layers:type_name -> mlxcel.executor.v1.LayerRange
-	2,  // 28: mlxcel.executor.v1.StateSection.kind:type_name -> mlxcel.executor.v1.StateKind
-	0,  // 29: mlxcel.executor.v1.StateSection.dtype:type_name -> mlxcel.executor.v1.Dtype
-	0,  // 30: mlxcel.executor.v1.Tensor.dtype:type_name -> mlxcel.executor.v1.Dtype
-	36, // 31: mlxcel.executor.v1.Step.seqs:type_name -> mlxcel.executor.v1.SeqStep
-	33, // 32: mlxcel.executor.v1.Step.hidden:type_name -> mlxcel.executor.v1.Tensor
-	3,  // 33: mlxcel.executor.v1.SeqStep.want:type_name -> mlxcel.executor.v1.Want
-	34, // 34: mlxcel.executor.v1.SeqStep.mask:type_name -> mlxcel.executor.v1.Span
-	33, // 35: mlxcel.executor.v1.StepResult.hidden:type_name -> mlxcel.executor.v1.Tensor
-	38, // 36: mlxcel.executor.v1.StepResult.seqs:type_name -> mlxcel.executor.v1.SeqResult
-	39, // 37: mlxcel.executor.v1.SeqResult.top:type_name -> mlxcel.executor.v1.TokenScore
-	33, // 38: mlxcel.executor.v1.SeqResult.logits:type_name -> mlxcel.executor.v1.Tensor
-	57, // 39: mlxcel.executor.v1.ImportRequest.metadata:type_name -> mlxcel.executor.v1.ImportRequest.MetadataEntry
-	49, // 40: mlxcel.executor.v1.ImportRequest.tensors:type_name -> mlxcel.executor.v1.ImportTensor
-	44, // 41: mlxcel.executor.v1.Value.texts:type_name -> mlxcel.executor.v1.Texts
-	45, // 42: mlxcel.executor.v1.Value.ints:type_name -> mlxcel.executor.v1.Ints
-	46, // 43: mlxcel.executor.v1.Value.uints:type_name -> mlxcel.executor.v1.Uints
-	47, // 44: mlxcel.executor.v1.Value.floats:type_name -> mlxcel.executor.v1.Floats
-	48, // 45: mlxcel.executor.v1.Value.bools:type_name -> mlxcel.executor.v1.Bools
-	51, // 46: mlxcel.executor.v1.ImportPlan.tensors:type_name -> mlxcel.executor.v1.ImportTarget
-	43, // 47: mlxcel.executor.v1.ImportRequest.MetadataEntry.value:type_name -> mlxcel.executor.v1.Value
-	5,  // 48: mlxcel.executor.v1.Executor.Describe:input_type -> mlxcel.executor.v1.DescribeRequest
-	9,  // 49: mlxcel.executor.v1.Executor.Inspect:input_type -> mlxcel.executor.v1.InspectRequest
-	16, // 50: mlxcel.executor.v1.Executor.Load:input_type -> mlxcel.executor.v1.LoadRequest
-	20, // 51: mlxcel.executor.v1.Executor.OpenSteps:input_type -> mlxcel.executor.v1.OpenStepsRequest
-	40, // 52: mlxcel.executor.v1.Executor.Cancel:input_type -> mlxcel.executor.v1.CancelRequest
-	42, // 53: mlxcel.executor.v1.Executor.Import:input_type -> mlxcel.executor.v1.ImportRequest
-	52, // 54: mlxcel.executor.v1.Executor.Unload:input_type -> mlxcel.executor.v1.UnloadRequest
-	54, // 55: mlxcel.executor.v1.Executor.Stats:input_type -> mlxcel.executor.v1.StatsRequest
-	6,  // 56: mlxcel.executor.v1.Executor.Describe:output_type -> mlxcel.executor.v1.Description
-	10, // 57: mlxcel.executor.v1.Executor.Inspect:output_type -> mlxcel.executor.v1.ModelProfile
-	17, // 58: mlxcel.executor.v1.Executor.Load:output_type -> mlxcel.executor.v1.LoadEvent
-	21, // 59: mlxcel.executor.v1.Executor.OpenSteps:output_type -> mlxcel.executor.v1.OpenStepsReply
-	41, // 60: mlxcel.executor.v1.Executor.Cancel:output_type -> mlxcel.executor.v1.CancelReply
-	50, // 61: mlxcel.executor.v1.Executor.Import:output_type -> mlxcel.executor.v1.ImportPlan
-	53, // 62: mlxcel.executor.v1.Executor.Unload:output_type -> mlxcel.executor.v1.UnloadReply
-	55, // 63: mlxcel.executor.v1.Executor.Stats:output_type -> mlxcel.executor.v1.StatsReply
-	56, // [56:64] is the sub-list for method output_type
-	48, // [48:56] is the sub-list for method input_type
-	48, // [48:48] is the sub-list for extension type_name
-	48, // [48:48] is the sub-list for extension extendee
-	0,  // [0:48] is the sub-list for field type_name
+	9,  // 1: mlxcel.executor.v1.Description.families:type_name -> mlxcel.executor.v1.Family
+	7,  // 2: mlxcel.executor.v1.Description.devices:type_name -> mlxcel.executor.v1.Device
+	8,  // 3: mlxcel.executor.v1.Device.numerics:type_name -> mlxcel.executor.v1.Numerics
+	0,  // 4: mlxcel.executor.v1.InspectRequest.dtype:type_name -> mlxcel.executor.v1.Dtype
+	12, // 5: mlxcel.executor.v1.ModelProfile.layers:type_name -> mlxcel.executor.v1.LayerProfile
+	14, // 6: mlxcel.executor.v1.ModelProfile.adjacency:type_name -> mlxcel.executor.v1.AdjacencyGroup
+	15, // 7: mlxcel.executor.v1.ModelProfile.boundary:type_name -> mlxcel.executor.v1.Boundary
+	13, // 8: mlxcel.executor.v1.LayerProfile.states:type_name -> mlxcel.executor.v1.StateProfile
+	2,  // 9: mlxcel.executor.v1.StateProfile.kind:type_name -> mlxcel.executor.v1.StateKind
+	0,  // 10: mlxcel.executor.v1.Boundary.dtype:type_name -> mlxcel.executor.v1.Dtype
+	16, // 11: mlxcel.executor.v1.LoadRequest.layers:type_name -> mlxcel.executor.v1.LayerRange
+	0,  // 12: mlxcel.executor.v1.LoadRequest.dtype:type_name -> mlxcel.executor.v1.Dtype
+	17, // 13: mlxcel.executor.v1.LoadRequest.region:type_name -> mlxcel.executor.v1.RegionLayout
+	20, // 14: mlxcel.executor.v1.LoadEvent.progress:type_name -> mlxcel.executor.v1.LoadProgress
+	21, // 15: mlxcel.executor.v1.LoadEvent.report:type_name -> mlxcel.executor.v1.LoadReport
+	15, // 16: mlxcel.executor.v1.LoadReport.boundary:type_name -> mlxcel.executor.v1.Boundary
+	27, // 17: mlxcel.executor.v1.Operation.reserve:type_name -> mlxcel.executor.v1.Reserve
+	29, // 18: mlxcel.executor.v1.Operation.release:type_name -> mlxcel.executor.v1.Release
+	37, // 19: mlxcel.executor.v1.Operation.step:type_name -> mlxcel.executor.v1.Step
+	30, // 20: mlxcel.executor.v1.Operation.state_export:type_name -> mlxcel.executor.v1.StateExport
+	31, // 21: mlxcel.executor.v1.Operation.state_import:type_name -> mlxcel.executor.v1.StateImport
+	26, // 22: mlxcel.executor.v1.Outcome.done:type_name -> mlxcel.executor.v1.Done
+	39, // 23: mlxcel.executor.v1.Outcome.result:type_name -> mlxcel.executor.v1.StepResult
+	4,  // 24: mlxcel.executor.v1.Outcome.error:type_name -> mlxcel.executor.v1.Error
+	32, // 25: mlxcel.executor.v1.Outcome.state:type_name -> mlxcel.executor.v1.StateReport
+	28, // 26: mlxcel.executor.v1.Reserve.sampler:type_name -> mlxcel.executor.v1.Sampler
+	58, // 27: mlxcel.executor.v1.Sampler.logit_bias:type_name -> mlxcel.executor.v1.Sampler.LogitBiasEntry
+	16, // 28: mlxcel.executor.v1.StateExport.layers:type_name -> mlxcel.executor.v1.LayerRange
+	16, // 29: mlxcel.executor.v1.StateImport.layers:type_name -> mlxcel.executor.v1.LayerRange
+	16, // 30: mlxcel.executor.v1.StateHeader.layers:type_name -> mlxcel.executor.v1.LayerRange
+	2,  // 31: mlxcel.executor.v1.StateSection.kind:type_name -> mlxcel.executor.v1.StateKind
+	0,  // 32: mlxcel.executor.v1.StateSection.dtype:type_name -> mlxcel.executor.v1.Dtype
+	0,  // 33: mlxcel.executor.v1.Tensor.dtype:type_name -> mlxcel.executor.v1.Dtype
+	38, // 34: mlxcel.executor.v1.Step.seqs:type_name -> mlxcel.executor.v1.SeqStep
+	35, // 35: mlxcel.executor.v1.Step.hidden:type_name -> mlxcel.executor.v1.Tensor
+	3,  // 36: mlxcel.executor.v1.SeqStep.want:type_name -> mlxcel.executor.v1.Want
+	36, // 37: mlxcel.executor.v1.SeqStep.mask:type_name -> mlxcel.executor.v1.Span
+	35, // 38: mlxcel.executor.v1.StepResult.hidden:type_name -> mlxcel.executor.v1.Tensor
+	40, // 39: mlxcel.executor.v1.StepResult.seqs:type_name -> mlxcel.executor.v1.SeqResult
+	41, // 40: mlxcel.executor.v1.SeqResult.top:type_name -> mlxcel.executor.v1.TokenScore
+	35, // 41: mlxcel.executor.v1.SeqResult.logits:type_name -> mlxcel.executor.v1.Tensor
+	59, // 42: mlxcel.executor.v1.ImportRequest.metadata:type_name -> mlxcel.executor.v1.ImportRequest.MetadataEntry
+	51, // 43: mlxcel.executor.v1.ImportRequest.tensors:type_name -> mlxcel.executor.v1.ImportTensor
+	46, // 44: mlxcel.executor.v1.Value.texts:type_name -> mlxcel.executor.v1.Texts
+	47, // 45: mlxcel.executor.v1.Value.ints:type_name -> mlxcel.executor.v1.Ints
+	48, // 46: mlxcel.executor.v1.Value.uints:type_name -> mlxcel.executor.v1.Uints
+	49, // 47: mlxcel.executor.v1.Value.floats:type_name -> mlxcel.executor.v1.Floats
+	50, // 48: mlxcel.executor.v1.Value.bools:type_name -> mlxcel.executor.v1.Bools
+	53, // 49: mlxcel.executor.v1.ImportPlan.tensors:type_name -> mlxcel.executor.v1.ImportTarget
+	45, // 50: mlxcel.executor.v1.ImportRequest.MetadataEntry.value:type_name -> mlxcel.executor.v1.Value
+	5,  // 51: mlxcel.executor.v1.Executor.Describe:input_type -> mlxcel.executor.v1.DescribeRequest
+	10, // 52: mlxcel.executor.v1.Executor.Inspect:input_type -> mlxcel.executor.v1.InspectRequest
+	18, // 53: mlxcel.executor.v1.Executor.Load:input_type -> mlxcel.executor.v1.LoadRequest
+	22, // 54: mlxcel.executor.v1.Executor.OpenSteps:input_type -> mlxcel.executor.v1.OpenStepsRequest
+	42, // 55: mlxcel.executor.v1.Executor.Cancel:input_type -> mlxcel.executor.v1.CancelRequest
+	44, // 56: mlxcel.executor.v1.Executor.Import:input_type -> mlxcel.executor.v1.ImportRequest
+	54, // 57: mlxcel.executor.v1.Executor.Unload:input_type -> mlxcel.executor.v1.UnloadRequest
+	56, // 58: mlxcel.executor.v1.Executor.Stats:input_type -> mlxcel.executor.v1.StatsRequest
+	6,  // 59: mlxcel.executor.v1.Executor.Describe:output_type -> mlxcel.executor.v1.Description
+	11, // 60: mlxcel.executor.v1.Executor.Inspect:output_type -> mlxcel.executor.v1.ModelProfile
+	19, // 61: mlxcel.executor.v1.Executor.Load:output_type -> mlxcel.executor.v1.LoadEvent
+	23, // 62: mlxcel.executor.v1.Executor.OpenSteps:output_type -> mlxcel.executor.v1.OpenStepsReply
+	43, // 63: mlxcel.executor.v1.Executor.Cancel:output_type -> mlxcel.executor.v1.CancelReply
+	52, // 64: mlxcel.executor.v1.Executor.Import:output_type -> mlxcel.executor.v1.ImportPlan
+	55, // 65: mlxcel.executor.v1.Executor.Unload:output_type -> mlxcel.executor.v1.UnloadReply
+	57, // 66: mlxcel.executor.v1.Executor.Stats:output_type -> mlxcel.executor.v1.StatsReply
+	59, // [59:67] is the sub-list for method output_type
+	51, // [51:59] is the sub-list for method input_type
+	51, // [51:51] is the sub-list for extension type_name
+	51, // [51:51] is the sub-list for extension extendee
+	0,  // [0:51] is the sub-list for field type_name
 }
 
 func init() { file_mlxcel_executor_v1_executor_proto_init() }
@@ -4506,24 +4656,24 @@ func file_mlxcel_executor_v1_executor_proto_init() {
 	if File_mlxcel_executor_v1_executor_proto != nil {
 		return
 	}
-	file_mlxcel_executor_v1_executor_proto_msgTypes[13].OneofWrappers = []any{
+	file_mlxcel_executor_v1_executor_proto_msgTypes[15].OneofWrappers = []any{
 		(*LoadEvent_Progress)(nil),
 		(*LoadEvent_Report)(nil),
 	}
-	file_mlxcel_executor_v1_executor_proto_msgTypes[18].OneofWrappers = []any{
+	file_mlxcel_executor_v1_executor_proto_msgTypes[20].OneofWrappers = []any{
 		(*Operation_Reserve)(nil),
 		(*Operation_Release)(nil),
 		(*Operation_Step)(nil),
 		(*Operation_StateExport)(nil),
 		(*Operation_StateImport)(nil),
 	}
-	file_mlxcel_executor_v1_executor_proto_msgTypes[19].OneofWrappers = []any{
+	file_mlxcel_executor_v1_executor_proto_msgTypes[21].OneofWrappers = []any{
 		(*Outcome_Done)(nil),
 		(*Outcome_Result)(nil),
 		(*Outcome_Error)(nil),
 		(*Outcome_State)(nil),
 	}
-	file_mlxcel_executor_v1_executor_proto_msgTypes[39].OneofWrappers = []any{
+	file_mlxcel_executor_v1_executor_proto_msgTypes[41].OneofWrappers = []any{
 		(*Value_Text)(nil),
 		(*Value_Int)(nil),
 		(*Value_Uint)(nil),
@@ -4541,7 +4691,7 @@ func file_mlxcel_executor_v1_executor_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_mlxcel_executor_v1_executor_proto_rawDesc), len(file_mlxcel_executor_v1_executor_proto_rawDesc)),
 			NumEnums:      4,
-			NumMessages:   54,
+			NumMessages:   56,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

@@ -1,0 +1,69 @@
+package mlx
+
+// #include <stdlib.h>
+// #include "shim.h"
+import "C"
+
+import (
+	"errors"
+	"fmt"
+	"unsafe"
+)
+
+// Kind is what kind of error an operation met.
+type Kind uint8
+
+// The kinds.
+const (
+	KindInvalid  Kind = C.MX_INVALID   // a wrong argument or use
+	KindNoMemory Kind = C.MX_NO_MEMORY // memory that could not be had; what the operation was to change may be half changed
+	KindDevice   Kind = C.MX_DEVICE    // anything else
+)
+
+func (k Kind) String() string {
+	switch k {
+	case KindInvalid:
+		return "invalid"
+	case KindNoMemory:
+		return "no memory"
+	}
+	return "device"
+}
+
+// OpError is an operation that failed.
+type OpError struct {
+	Op     string // "linear"
+	Inputs string // dtypes and shapes: "float32[4,8], none"
+	Reason string
+	Kind   Kind
+}
+
+func (e *OpError) Error() string { return fmt.Sprintf("mlx: %s(%s): %s", e.Op, e.Inputs, e.Reason) }
+
+// callError is a call that failed beside a scope's operations.
+type callError struct {
+	reason string
+	kind   Kind
+}
+
+func (e *callError) Error() string { return e.reason }
+
+// IsNoMemory reports whether err came of memory that could not be had.
+func IsNoMemory(err error) bool {
+	var op *OpError
+	var call *callError
+	return errors.As(err, &op) && op.Kind == KindNoMemory || errors.As(err, &call) && call.kind == KindNoMemory
+}
+
+// failed turns what the C side says of a failed call into an error.
+func failed(f *C.mx_failure) error {
+	kind := Kind(f.kind)
+	if f.text == nil {
+		if kind == KindInvalid { // untouched: the object is no more
+			return ErrClosed
+		}
+		return &callError{kind.String(), kind}
+	}
+	defer C.free(unsafe.Pointer(f.text))
+	return &callError{C.GoString(f.text), kind}
+}
