@@ -22,8 +22,8 @@ func goodOffer() (*offer, *Inspection) {
 	o := &offer{
 		epoch: 1, cluster: "test", version: testVersion, identity: have.Identity, family: "toy", accelerator: "cpu", place: sdk.Place{Stage: 1},
 		stages: []offeredStage{
-			{node: "stage-0", address: "a:1", layers: sdk.LayerRange{Start: 0, End: 2}},
-			{node: "stage-1", address: "b:2", layers: sdk.LayerRange{Start: 2, End: 4}},
+			{place: sdk.Place{Stage: 0}, node: "stage-0", address: "a:1", layers: sdk.LayerRange{Start: 0, End: 2}},
+			{place: sdk.Place{Stage: 1}, node: "stage-1", address: "b:2", layers: sdk.LayerRange{Start: 2, End: 4}},
 		},
 		demand: partition.Demand{Context: 8, Sequences: 2}, config: nodes.Render(),
 	}
