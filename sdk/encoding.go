@@ -61,6 +61,14 @@ func (r *LoadReport) MarshalBinary() ([]byte, error) { return encode("load repor
 // UnmarshalBinary is encoding.BinaryUnmarshaler's.
 func (r *LoadReport) UnmarshalBinary(b []byte) error { return decode("load report", b, r, toReport) }
 
+// MarshalBinary is encoding.BinaryMarshaler's.
+func (e *Error) MarshalBinary() ([]byte, error) { return encode("error", fromError(e)) }
+
+// UnmarshalBinary is encoding.BinaryUnmarshaler's. A code that this version does not know becomes CodeInternal.
+func (e *Error) UnmarshalBinary(b []byte) error {
+	return decode("error", b, e, func(m *pb.Error) (*Error, error) { return toError(m), nil })
+}
+
 func encode(what string, m proto.Message) ([]byte, error) {
 	if err := checkEncoding(what, proto.Size(m)); err != nil {
 		return nil, err

@@ -100,7 +100,7 @@ func toInlineTensor(m *pb.Tensor) (Tensor, error) {
 }
 
 func appendProto(b []byte, what string, m proto.Message) ([]byte, error) {
-	out, err := proto.MarshalOptions{}.MarshalAppend(b, m)
+	out, err := proto.MarshalOptions{Deterministic: true}.MarshalAppend(b, m)
 	if err != nil {
 		return b, Errorf(CodeInvalid, "encode a %s: %v", what, err)
 	}

@@ -21,7 +21,7 @@ type encoded interface {
 func TestEncodingRoundTrip(t *testing.T) {
 	profile := filled[*ModelProfile]()
 	profile.Adjacency = []AdjacencyGroup{{Source: 0, Consumer: 1, Reason: "shared cache"}}
-	for _, in := range []encoded{filled[*Description](), filled[*Device](), filled[*Family](), profile, filled[*LoadProgress](), filled[*LoadReport]()} {
+	for _, in := range []encoded{filled[*Description](), filled[*Device](), filled[*Family](), profile, filled[*LoadProgress](), filled[*LoadReport](), filled[*Error]()} {
 		t.Run(fmt.Sprintf("%T", in), func(t *testing.T) {
 			b, err := in.MarshalBinary()
 			if err != nil {

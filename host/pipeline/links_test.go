@@ -68,7 +68,8 @@ func (c *cluster) start(ctx context.Context) (*pipeline.Pipeline, error) {
 		conns[i].Coordinator = far
 		c.ports = append(c.ports, stagelink.NewPort(near, sdk.Place{Stage: i}, c.cfg.Epoch, stagelink.Config{}))
 		if i > 0 {
-			if conns[i-1].Next, conns[i].Previous, err = c.dial(fmt.Sprintf("link %d", i)); err != nil {
+			conns[i-1].Next = make([]net.Conn, 1)
+			if conns[i-1].Next[0], conns[i].Previous, err = c.dial(fmt.Sprintf("link %d", i)); err != nil {
 				return nil, err
 			}
 		}
@@ -312,7 +313,9 @@ func TestServiceEndsWithItsContext(t *testing.T) {
 		for _, conns := range []func(a, b net.Conn) stagelink.Connections{
 			func(a, _ net.Conn) stagelink.Connections { return stagelink.Connections{Previous: a} },
 			func(a, b net.Conn) stagelink.Connections { return stagelink.Connections{Coordinator: a, Previous: b} },
-			func(a, b net.Conn) stagelink.Connections { return stagelink.Connections{Coordinator: a, Next: b} },
+			func(a, b net.Conn) stagelink.Connections {
+				return stagelink.Connections{Coordinator: a, Next: []net.Conn{b}}
+			},
 		} {
 			a, far := net.Pipe()
 			b, _ := net.Pipe()

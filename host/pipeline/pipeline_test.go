@@ -37,7 +37,7 @@ func newRequest(p *Pipeline, rng *rand.Rand, length int) *request {
 }
 
 func (r *request) reserve(ctx context.Context, p *Pipeline) error {
-	return p.Reserve(ctx, sdk.Reservation{Seq: r.id, Prompt: r.prompt, Sampler: sdk.Sampler{Seed: r.seed}})
+	return p.Reserve(ctx, sdk.Reservation{Seq: r.id, Prompt: r.prompt, Sampler: toySampler(r.seed)})
 }
 
 // next returns the sequence's next rows: at most chunk of the prompt, or the last token.
@@ -801,7 +801,7 @@ func TestShareAndRewind(t *testing.T) {
 		twin := &request{id: p.NewSeq(), prompt: r.prompt, seed: r.seed, fed: r.fed, tokens: slices.Clone(r.tokens)}
 		other := &request{id: p.NewSeq(), prompt: r.prompt, seed: r.seed + 1, fed: 9}
 		for _, begun := range []*request{twin, other} {
-			err := p.Reserve(t.Context(), sdk.Reservation{Seq: begun.id, Prompt: begun.prompt, Sampler: sdk.Sampler{Seed: begun.seed}, From: r.id, Keep: begun.fed})
+			err := p.Reserve(t.Context(), sdk.Reservation{Seq: begun.id, Prompt: begun.prompt, Sampler: toySampler(begun.seed), From: r.id, Keep: begun.fed})
 			if err != nil {
 				t.Fatal(err)
 			}

@@ -39,7 +39,20 @@ type toySequence struct {
 }
 
 func newToySequence(layers int, r sdk.Reservation) *toySequence {
-	return &toySequence{prompt: slices.Clone(r.Prompt), seed: r.Sampler.Seed, history: make([][]uint64, layers)}
+	q := &toySequence{seed: r.Sampler.Seed, history: make([][]uint64, layers)}
+	if r.Sampler.CountsTokens() {
+		q.prompt = slices.Clone(r.Prompt)
+	}
+	return q
+}
+
+// toySampler is the sampler of a seed: every other one counts the tokens of the prompt.
+func toySampler(seed uint64) sdk.Sampler {
+	s := sdk.Sampler{Seed: seed}
+	if seed%2 == 1 {
+		s.PresencePenalty = 0.5
+	}
+	return s
 }
 
 func (q *toySequence) length() int { return len(q.history[0]) }
@@ -65,7 +78,7 @@ func (q *toySequence) sample(h uint64) int32 {
 
 // solo runs one sequence through the whole model, alone: what every pipeline must reproduce.
 func solo(prompt []int32, seed uint64, n int) []int32 {
-	q := newToySequence(toyLayers, sdk.Reservation{Prompt: prompt, Sampler: sdk.Sampler{Seed: seed}})
+	q := newToySequence(toyLayers, sdk.Reservation{Prompt: prompt, Sampler: toySampler(seed)})
 	var h uint64
 	for pos, token := range prompt {
 		h = q.forward(0, toyEmbed(token, pos))

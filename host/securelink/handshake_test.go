@@ -112,7 +112,7 @@ func TestVersionSkew(t *testing.T) {
 	for name, rest := range map[string]int{"shorter hello": 10, "same": helloSize - prefixSize, "longer hello": 3000} {
 		hello := make([]byte, prefixSize+rest)
 		copy(hello, magic)
-		binary.LittleEndian.PutUint16(hello[6:], 6)
+		binary.LittleEndian.PutUint16(hello[6:], ProtocolVersion+1)
 
 		t.Run("client, "+name, func(t *testing.T) {
 			client, server := tcptest.Pair(t)
@@ -143,7 +143,7 @@ func TestVersionSkew(t *testing.T) {
 
 func wantSkew(t *testing.T, err error, c net.Conn) {
 	t.Helper()
-	if skew, ok := errors.AsType[*ProtocolError](err); !ok || *skew != (ProtocolError{Peer: c.RemoteAddr().String(), Got: 6, Want: 5}) {
+	if skew, ok := errors.AsType[*ProtocolError](err); !ok || *skew != (ProtocolError{Peer: c.RemoteAddr().String(), Got: ProtocolVersion + 1, Want: ProtocolVersion}) {
 		t.Errorf("got %v", err)
 	}
 }
@@ -173,7 +173,7 @@ func TestChangedMessages(t *testing.T) {
 		decide         func(Identity) *Refusal
 		client, server error // that they must be; nil is any
 	}{
-		"client's role":          {clientHello, replace([]byte("mlxcel\x05\x00\x01\x03")), nil, ErrSecret, ErrSecret},
+		"client's role":          {clientHello, replace([]byte("mlxcel\x06\x00\x01\x03")), nil, ErrSecret, ErrSecret},
 		"client's nonce":         {clientHello, flip(20), nil, ErrSecret, ErrSecret},
 		"client's share":         {clientHello, flip(50), nil, ErrSecret, ErrSecret},
 		"client's node":          {clientHello, flip(80), nil, ErrSecret, ErrSecret},
@@ -312,7 +312,7 @@ func TestRandomBytes(t *testing.T) {
 	for _, size := range []int{0, 1, 7, 8, 9, helloSize - 1, helloSize, helloSize + proofSize, 100_000} {
 		junk := make([]byte, size)
 		source.Read(junk)
-		genuine := append([]byte(magic+"\x05\x00"), junk...)
+		genuine := append([]byte(magic+"\x06\x00"), junk...)
 		for _, wire := range [][]byte{junk, genuine, []byte("GET / HTTP/1.1\r\nHost: x\r\n\r\n")} {
 			for end, shake := range map[string]func(net.Conn) error{
 				"client": func(c net.Conn) error { _, err := Client(t.Context(), c, testConfig(t, RoleTool, "t")); return err },

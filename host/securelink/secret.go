@@ -27,7 +27,7 @@ func NewSecret(raw []byte) (Secret, error) {
 // IsZero tells whether there is no secret.
 func (s Secret) IsZero() bool { return s.bytes == nil }
 
-// Key derives 32 bytes for one purpose (HKDF-SHA256, no salt, info "mlxcel/5 " and the purpose), so that what is
+// Key derives 32 bytes for one purpose (HKDF-SHA256, no salt, info "mlxcel/6 " and the purpose), so that what is
 // computed for one purpose says nothing about another. The secret itself is never used as a key.
 func (s Secret) Key(purpose string) []byte {
 	if s.IsZero() {
@@ -37,7 +37,7 @@ func (s Secret) Key(purpose string) []byte {
 }
 
 func deriveKey(material, salt []byte, purpose string) []byte {
-	key, err := hkdf.Key(sha256.New, material, salt, "mlxcel/5 "+purpose, 32)
+	key, err := hkdf.Key(sha256.New, material, salt, "mlxcel/6 "+purpose, 32)
 	if err != nil {
 		panic(err) // only a length beyond HKDF's is an error
 	}

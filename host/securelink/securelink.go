@@ -15,7 +15,7 @@ import (
 )
 
 // ProtocolVersion is what this package speaks. Two nodes must agree on it exactly.
-const ProtocolVersion = 5
+const ProtocolVersion = 6
 
 // DefaultHandshakeTimeout bounds a handshake from its first byte to its verdict.
 const DefaultHandshakeTimeout = 5 * time.Second

@@ -7,70 +7,105 @@ import (
 	"reflect"
 	"strings"
 	"testing"
+	"unsafe"
 
+	"github.com/mlxcel/mlxcel/host/internal/filltest"
 	"github.com/mlxcel/mlxcel/host/pipeline"
-	"github.com/mlxcel/mlxcel/host/wire"
 	"github.com/mlxcel/mlxcel/sdk"
 )
 
+// somePlan has every field set, in one sequence or the other: some exclude each other.
 func somePlan() *pipeline.StepPlan {
-	p := &pipeline.StepPlan{
-		Cuts: []int{0, 2, 4},
-		Seqs: []sdk.SeqStep{
-			{Seq: 1, Pos: 0, Rows: 3, Tokens: []int32{1, 2, 300}, Prompt: true},
-			{Seq: math.MaxUint64, Pos: 1 << 40, Rows: 1, Tokens: []int32{7}, Want: sdk.WantToken, TopN: 5, Allowed: []byte{1, 0, 255}},
-			{Seq: 3, Pos: 4, Rows: 2, Tokens: []int32{9, 8}, Prompt: true, Want: sdk.WantScores, Targets: []int32{8, math.MaxInt32}},
-			{Seq: 4, Pos: 7, Rows: 1, Tokens: []int32{6}, Want: sdk.WantToken, Logprob: true},
-		},
-	}
-	for _, s := range p.Seqs {
-		p.IDs = append(p.IDs, s.Seq)
-	}
+	p := filltest.Of[*pipeline.StepPlan]()
+	p.Cuts = []int{0, 1, 2}
+	scored, masked := &p.Seqs[0], &p.Seqs[1]
+	scored.Want, scored.Rows, scored.TopN, scored.Logprob, scored.Allowed = sdk.WantScores, 2, 0, false, nil
+	masked.Want, masked.Rows, masked.Tokens, masked.Targets = sdk.WantToken, 1, nil, nil
+	p.IDs = []sdk.SeqID{scored.Seq, masked.Seq}
 	return p
+}
+
+func someResults() []sdk.SeqResult {
+	r := filltest.Of[[]sdk.SeqResult]()
+	r[0].Logits = sdk.Tensor{Dtype: sdk.DtypeFloat16, Rows: 2, Width: 3, Data: []byte("twelve bytes")}
+	r[1].Logits = sdk.Tensor{}
+	return r
+}
+
+// someStageError has every field set that is known elsewhere.
+func someStageError() error {
+	cause := filltest.Of[*sdk.Error]()
+	cause.Code = sdk.CodeOutOfMemory
+	e := filltest.Of[*pipeline.StageError](error(&RemoteError{}))
+	e.Err = filltest.Of[*RemoteError]()
+	e.Err.(*RemoteError).Cause = cause
+	return e
 }
 
 func stageErr(err error) *pipeline.StageError {
 	return &pipeline.StageError{Place: sdk.Place{Stage: 2}, Node: "node-2", Plugin: "llama", Phase: pipeline.PhaseDecode, Err: err}
 }
 
+// messageFields are the fields of a message that count, by its kind.
+var messageFields = map[uint8][]string{
+	kindOp: {"order"}, kindPlan: {"order"}, kindAbort: {"tag"}, kindAnswered: {"place", "epoch", "id", "err"},
+	kindFinished: {"tag", "results"}, kindFailed: {"tag", "err"}, kindLost: {"epoch", "err"},
+}
+
+// filledMessage sets every field that counts.
+func filledMessage(kind uint8, op sdk.Op) message {
+	all := filltest.Of[message](someStageError(), op)
+	all.results = someResults()
+	if all.order.Plan = somePlan(); kind == kindPlan {
+		all.order.Op = nil
+	} else {
+		all.order.Plan = nil
+	}
+	m := message{kind: kind}
+	from, to := reflect.ValueOf(&all).Elem(), reflect.ValueOf(&m).Elem()
+	for _, name := range messageFields[kind] {
+		f, g := from.FieldByName(name), to.FieldByName(name)
+		reflect.NewAt(g.Type(), unsafe.Pointer(g.UnsafeAddr())).Elem().Set(reflect.NewAt(f.Type(), unsafe.Pointer(f.UnsafeAddr())).Elem())
+	}
+	return m
+}
+
 // someMessages is one of everything that crosses a data connection.
 func someMessages() map[string]message {
-	order := func(op sdk.Op) message { return orderMessage(pipeline.Order{Epoch: 3, ID: 77, Op: op}) }
-	tag := pipeline.Tag{Epoch: 3, Step: 78, MicroBatch: 1}
 	return map[string]message{
-		"reserve": order(sdk.Reservation{
-			Seq: 5, Prompt: []int32{1, -2, math.MaxInt32, math.MinInt32}, MaxLen: 4096, Adapter: "tuned",
-			Sampler: sdk.Sampler{
-				Temperature: 0.7, TopP: 0.9, TopK: 40, MinP: 0.05, RepetitionPenalty: 1.1, PresencePenalty: 0.2, FrequencyPenalty: 0.3,
-				Seed: math.MaxUint64, Choice: 3, LogitBias: map[int32]float32{5: -100, 0: 1.5, 70000: 0.25},
-			},
-		}),
-		"reserve greedy": order(sdk.Reservation{Seq: 5}),
-		"release":        order(sdk.Release{Seq: 1 << 63}),
-		"plan":           orderMessage(pipeline.Order{Epoch: 3, ID: 78, Plan: somePlan()}),
-		"abort":          {kind: kindAbort, tag: tag},
-		"answered":       {kind: kindAnswered, place: sdk.Place{Stage: 2}, epoch: 3, id: 77},
-		"answered with an error": {kind: kindAnswered, place: sdk.Place{Stage: 2}, epoch: 3, id: 77,
-			err: stageErr(&RemoteError{Text: "no room", Cause: &sdk.Error{Code: sdk.CodeOutOfMemory, Message: "no room", File: "f", Tensor: "t"}})},
-		"finished": {kind: kindFinished, tag: tag, results: []sdk.SeqResult{
-			{Seq: 5, Token: 11, Logprob: -0.5, Top: []sdk.TokenScore{{Token: 11, Logit: 3, Logprob: -0.5}, {Token: 2, Logit: 1, Logprob: -2.5}}},
-			{Seq: 6, Token: -1, Scores: []float32{-1, -2.25}},
-			{Seq: 7, Token: -1, Logits: sdk.Tensor{Dtype: sdk.DtypeFloat32, Rows: 1, Width: 2, Data: []byte{1, 2, 3, 4, 5, 6, 7, 8}}},
-		}},
-		"failed": {kind: kindFailed, tag: tag, err: stageErr(&RemoteError{Text: "boom"})},
-		"lost":   {kind: kindLost, epoch: 3, err: stageErr(&RemoteError{Text: "died\nlast words", Gone: true})},
+		"reserve":                filledMessage(kindOp, filltest.Of[sdk.Reservation]()),
+		"reserve greedy":         orderMessage(pipeline.Order{Epoch: 3, ID: 77, Op: sdk.Reservation{Seq: 5}}),
+		"release":                filledMessage(kindOp, filltest.Of[sdk.Release]()),
+		"plan":                   filledMessage(kindPlan, sdk.Release{}),
+		"plan of one":            orderMessage(pipeline.Order{Epoch: 3, ID: 78, Plan: onePlan()}),
+		"abort":                  filledMessage(kindAbort, sdk.Release{}),
+		"answered":               {kind: kindAnswered, place: sdk.Place{Stage: 2}, epoch: 3, id: 77},
+		"answered with an error": filledMessage(kindAnswered, sdk.Release{}),
+		"finished":               filledMessage(kindFinished, sdk.Release{}),
+		"failed":                 filledMessage(kindFailed, sdk.Release{}),
+		"failed without a cause": {kind: kindFailed, err: stageErr(&RemoteError{Text: "boom"})},
+		"lost":                   filledMessage(kindLost, sdk.Release{}),
 	}
+}
+
+func onePlan() *pipeline.StepPlan {
+	return &pipeline.StepPlan{Cuts: []int{0, 1}, IDs: []sdk.SeqID{5}, Seqs: []sdk.SeqStep{{Seq: 5, Rows: 7, Pos: 40}}}
+}
+
+// mustAppend is for messages that can be sent.
+func mustAppend(t testing.TB, m *message) []byte {
+	t.Helper()
+	b, err := appendMessage(nil, m)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return b
 }
 
 func TestMessagesArriveAsSent(t *testing.T) {
 	for name, m := range someMessages() {
 		t.Run(name, func(t *testing.T) {
-			b := appendFrame([]byte("before"), &m)[len("before"):]
-			h, err := wire.ParseHeader(b)
-			if err != nil || h.Kind != m.kind || h.Meta != len(b)-wire.HeaderBytes || h.Data != 0 {
-				t.Fatalf("header %+v of %d bytes: %v", h, len(b), err)
-			}
-			got, err := decode(h.Kind, b[wire.HeaderBytes:])
+			got, err := decode(m.kind, mustAppend(t, &m))
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -81,12 +116,28 @@ func TestMessagesArriveAsSent(t *testing.T) {
 	}
 }
 
-// Whatever is left out of a message, or added to it, is noticed.
+// Every field of a message is of some kind, so that a new one is filled above.
+func TestEveryFieldIsSent(t *testing.T) {
+	sent := map[string]bool{"kind": true}
+	for _, names := range messageFields {
+		for _, name := range names {
+			sent[name] = true
+		}
+	}
+	for i := range reflect.TypeFor[message]().NumField() {
+		if name := reflect.TypeFor[message]().Field(i).Name; !sent[name] {
+			t.Errorf("no kind of message carries the field %s", name)
+		}
+	}
+}
+
+// Whatever is left out of a message, or added to it, is noticed: it is refused, or what the contract's encoding leaves to be
+// read is another message.
 func TestMessagesOfAnotherLength(t *testing.T) {
 	for name, m := range someMessages() {
-		b := appendMessage(nil, &m)
+		b := mustAppend(t, &m)
 		for n := range b {
-			if _, err := decode(m.kind, b[:n]); err == nil {
+			if got, err := decode(m.kind, b[:n]); err == nil && reflect.DeepEqual(got, m) {
 				t.Errorf("%s cut to %d of %d bytes was taken", name, n, len(b))
 			}
 		}
@@ -98,27 +149,44 @@ func TestMessagesOfAnotherLength(t *testing.T) {
 }
 
 func TestBadMessages(t *testing.T) {
-	plan := func(body ...byte) []byte { return append([]byte{1, 1}, body...) }
-	seq := func(tokens ...byte) []byte {
-		return append([]byte{5, 0, 0, 0, 0, 0, byte(len(tokens))}, append(tokens, 0, 0)...)
+	plan := func(cuts ...byte) []byte { return append([]byte{1, 1, 0}, cuts...) }
+	seqs := func(cuts []byte, seqs ...sdk.SeqStep) []byte {
+		b, err := sdk.AppendSteps(cuts, seqs)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return b
 	}
+	op := func(op sdk.Op) []byte {
+		b, err := sdk.AppendOp([]byte{1, 1, 0}, op)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return b
+	}
+	a, b := sdk.SeqStep{Seq: 1, Rows: 1}, sdk.SeqStep{Seq: 2, Rows: 1}
 	for name, c := range map[string]struct {
 		kind uint8
 		b    []byte
 		text string
 	}{
-		"unknown kind":        {kindActivation, nil, "no such kind"},
-		"no kind":             {0, nil, "no such kind"},
-		"no micro-batches":    {kindPlan, plan(0), "no micro-batches"},
-		"empty micro-batch":   {kindPlan, append(plan(1, 0), seq(2)...), "empty"},
-		"too many sequences":  {kindPlan, append(plan(1, 200, 1), seq(2)...), "larger than the message"},
-		"no rows":             {kindPlan, append(append(plan(1, 1), seq()...), 0, 0, 0), "no rows"},
-		"list past the end":   {kindReserve, []byte{1, 1, 5, 100}, "longer than the message"},
-		"number past 64 bits": {kindRelease, []byte{1, 1, 255, 255, 255, 255, 255, 255, 255, 255, 255, 2}, "too large"},
-		"token past 32 bits":  {kindReserve, []byte{1, 1, 5, 1, 128, 128, 128, 128, 128, 1}, "32 bits"},
-		"flag of 2":           {kindAnswered, []byte{1, 1, 0, 2}, "neither 0 nor 1"},
-		"failed with nothing": {kindFailed, []byte{1, 1, 0, 0}, "no error"},
-		"lost with nothing":   {kindLost, []byte{1, 0}, "no error"},
+		"unknown kind":           {kindActivation, nil, "no such kind"},
+		"no kind":                {0, nil, "no such kind"},
+		"no micro-batches":       {kindPlan, seqs(plan(0), a), "no micro-batches"},
+		"more of them than seqs": {kindPlan, seqs(plan(2, 1), a), "more sequences than the step"},
+		"more than they hold":    {kindPlan, seqs(plan(2, 9), a, b), "more sequences than the step"},
+		"an endless number":      {kindPlan, seqs(plan(255, 255, 1), a), "longer than the message"},
+		"empty micro-batch":      {kindPlan, seqs(plan(2, 0), a, b), "empty"},
+		"no sequence":            {kindPlan, seqs(plan(1)), "longer than the message"},
+		"a sequence twice":       {kindPlan, seqs(plan(1), a, a), "twice"},
+		"no operation":           {kindOp, []byte{1, 1, 0}, "says nothing"},
+		"no order":               {kindOp, op(sdk.StateExport{Seq: 1, Layers: sdk.LayerRange{End: 1}}), "no order"},
+		"a trace of nothing":     {kindOp, append([]byte{1, 1, 1}, make([]byte, 16)...), "names nothing"},
+		"half a trace":           {kindOp, append([]byte{1, 1, 1}, make([]byte, 15)...), "cut short"},
+		"number past 64 bits":    {kindAbort, []byte{255, 255, 255, 255, 255, 255, 255, 255, 255, 2}, "too large"},
+		"flag of 2":              {kindAnswered, []byte{1, 1, 0, 0, 2}, "neither 0 nor 1"},
+		"failed with nothing":    {kindFailed, []byte{1, 1, 0, 0}, "no error"},
+		"lost with nothing":      {kindLost, []byte{1, 0}, "no error"},
 	} {
 		if _, err := decode(c.kind, c.b); err == nil || !strings.Contains(err.Error(), c.text) {
 			t.Errorf("%s: got %v, want %q", name, err, c.text)
@@ -132,7 +200,7 @@ func TestErrorsKeepTheirMeaning(t *testing.T) {
 	full := fmt.Errorf("reserve: %w", sdk.Errorf(sdk.CodeOutOfMemory, "no room for 5 tokens"))
 	for _, cause := range []error{gone, full, errors.New("plain"), errors.Join(gone, full)} {
 		m := message{kind: kindLost, err: stageErr(cause)}
-		got, err := decode(kindLost, appendMessage(nil, &m))
+		got, err := decode(kindLost, mustAppend(t, &m))
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -140,8 +208,9 @@ func TestErrorsKeepTheirMeaning(t *testing.T) {
 			t.Errorf("%q arrived as %q, code %v", m.err, got.err, sdk.CodeOf(got.err))
 		}
 	}
-	long := message{kind: kindLost, err: stageErr(errors.New(strings.Repeat("log line\n", 100000)))}
-	got, err := decode(kindLost, appendMessage(nil, &long))
+	endless := strings.Repeat("log lin\xe9 \xff\n", 100000)
+	long := message{kind: kindLost, err: stageErr(&sdk.Error{Message: endless, File: endless, Tensor: endless})}
+	got, err := decode(kindLost, mustAppend(t, &long))
 	if err != nil || len(got.err.Error()) > maxText+200 {
 		t.Errorf("an endless log arrived with %d bytes: %v", len(got.err.Error()), err)
 	}
@@ -164,7 +233,7 @@ func TestActivationMetadata(t *testing.T) {
 // No bytes make a message that a round trip changes. A plan that is taken is one that a stage can run.
 func FuzzMessage(f *testing.F) {
 	for _, m := range someMessages() {
-		f.Add(m.kind, appendMessage(nil, &m))
+		f.Add(m.kind, mustAppend(f, &m))
 	}
 	f.Fuzz(func(t *testing.T, kind uint8, b []byte) {
 		m, err := decode(kind, b)
@@ -176,12 +245,12 @@ func FuzzMessage(f *testing.F) {
 				t.Fatalf("a plan of cuts %v for %d sequences", p.Cuts, len(p.Seqs))
 			}
 		}
-		again := appendMessage(nil, &m)
+		again := mustAppend(t, &m)
 		m2, err := decode(kind, again)
 		if err != nil {
 			t.Fatalf("the message's own bytes are refused: %v", err)
 		}
-		if third := appendMessage(nil, &m2); string(third) != string(again) {
+		if third := mustAppend(t, &m2); string(third) != string(again) {
 			t.Errorf("two round trips differ:\n%x\n%x", again, third)
 		}
 	})

@@ -3,7 +3,6 @@ package stagelink
 import (
 	"encoding/binary"
 	"fmt"
-	"math"
 
 	"github.com/mlxcel/mlxcel/host/pipeline"
 	"github.com/mlxcel/mlxcel/sdk"
@@ -56,15 +55,6 @@ func (d *decoder) varint() int64 {
 
 func (d *decoder) int() int { return int(d.varint()) }
 
-func (d *decoder) int32() int32 {
-	v := d.varint()
-	if v != int64(int32(v)) {
-		d.fail("a token does not fit 32 bits")
-		return 0
-	}
-	return int32(v)
-}
-
 func (d *decoder) take(n int) []byte {
 	if n > len(d.b) {
 		d.fail("it is cut short")
@@ -83,20 +73,6 @@ func (d *decoder) bool() bool {
 	return len(v) == 1 && v[0] == 1
 }
 
-func (d *decoder) uint64() uint64 {
-	if v := d.take(8); v != nil {
-		return binary.LittleEndian.Uint64(v)
-	}
-	return 0
-}
-
-func (d *decoder) float() float32 {
-	if v := d.take(4); v != nil {
-		return math.Float32frombits(binary.LittleEndian.Uint32(v))
-	}
-	return 0
-}
-
 // count reads the length of a list whose items have at least size bytes each.
 func (d *decoder) count(size int) int {
 	n := d.uvarint()
@@ -109,40 +85,12 @@ func (d *decoder) count(size int) int {
 
 func (d *decoder) text() string { return string(d.take(d.count(1))) }
 
-func (d *decoder) bytes() []byte {
-	if v := d.take(d.count(1)); len(v) > 0 {
-		return append([]byte(nil), v...)
-	}
-	return nil
-}
-
-func (d *decoder) ints() []int32 {
-	return list(d, 1, (*decoder).int32)
-}
-
-func (d *decoder) floats() []float32 {
-	return list(d, 4, (*decoder).float)
-}
-
-// list reads a list of items of at least size bytes; nil where it is empty.
-func list[T any](d *decoder, size int, item func(*decoder) T) []T {
-	n := d.count(size)
-	if n == 0 {
-		return nil
-	}
-	items := make([]T, n)
-	for i := range items {
-		items[i] = item(d)
-	}
-	return items
-}
-
 // decode reads a message of a data connection.
 func decode(kind uint8, b []byte) (message, error) {
 	d := &decoder{b: b}
 	m := message{kind: kind}
 	switch kind {
-	case kindReserve, kindRelease, kindPlan:
+	case kindOp, kindPlan:
 		m.order = d.order(kind)
 	case kindAbort:
 		m.tag = d.tag()
@@ -153,7 +101,7 @@ func decode(kind uint8, b []byte) (message, error) {
 		}
 	case kindFinished:
 		m.tag = d.tag()
-		m.results = list(d, max(minResult, len(b)/maxSequences), (*decoder).result) // so at most maxSequences
+		m.results = rest(d, sdk.DecodeResults)
 	case kindFailed:
 		m.tag = d.tag()
 		m.err = d.mustStageError()
@@ -170,105 +118,72 @@ func (d *decoder) tag() pipeline.Tag {
 	return pipeline.Tag{Epoch: d.uvarint(), Step: d.uvarint(), MicroBatch: d.int()}
 }
 
+func (d *decoder) seq() sdk.SeqID { return sdk.SeqID(d.uvarint()) }
+
+// rest reads all that is left by the contract's encoding.
+func rest[T any](d *decoder, read func([]byte) (T, error)) (v T) {
+	if d.fault != "" {
+		return v
+	}
+	v, err := read(d.b)
+	if d.b = nil; err != nil {
+		d.fail(err.Error())
+	}
+	return v
+}
+
 func (d *decoder) place() sdk.Place { return sdk.Place{Stage: d.int(), Rank: d.int()} }
 
 func (d *decoder) trace() (t pipeline.TraceID) {
 	if d.bool() {
 		copy(t[:], d.take(len(t)))
+		if t == (pipeline.TraceID{}) {
+			d.fail("a trace is announced and names nothing")
+		}
 	}
 	return t
 }
 
-func (d *decoder) seq() sdk.SeqID { return sdk.SeqID(d.uvarint()) }
-
 func (d *decoder) order(kind uint8) pipeline.Order {
 	o := pipeline.Order{Epoch: d.uvarint(), ID: d.uvarint(), Trace: d.trace()}
-	switch kind {
-	case kindReserve:
-		o.Op = d.reservation()
-	case kindRelease:
-		o.Op = sdk.Release{Seq: d.seq()}
-	default:
+	if kind == kindPlan {
 		o.Plan = d.plan()
+		return o
+	}
+	o.Op = rest(d, sdk.DecodeOp)
+	switch o.Op.(type) {
+	case sdk.Reservation, sdk.Release:
+	default:
+		d.fail(fmt.Sprintf("%T is no order", o.Op))
 	}
 	return o
 }
 
-func (d *decoder) reservation() sdk.Reservation {
-	r := sdk.Reservation{Seq: d.seq(), Prompt: d.ints(), MaxLen: d.int(), Adapter: d.text()}
-	s := &r.Sampler
-	for _, f := range []*float32{&s.Temperature, &s.TopP, &s.MinP, &s.RepetitionPenalty, &s.PresencePenalty, &s.FrequencyPenalty} {
-		*f = d.float()
-	}
-	s.TopK, s.Seed = d.int(), d.uint64()
-	choice := d.uvarint()
-	if s.Choice = uint32(choice); choice > math.MaxUint32 {
-		d.fail("a choice does not fit 32 bits")
-	}
-	if n := d.count(5); n > 0 {
-		s.LogitBias = make(map[int32]float32, n)
-		for range n {
-			token := d.int32()
-			s.LogitBias[token] = d.float()
-		}
-	}
-	return r
-}
-
-const (
-	// The fewest bytes of a list's item.
-	minSeqStep = 10
-	minResult  = 12
-
-	// maxSequences bounds those of a step: in memory each takes many times its bytes in a message.
-	maxSequences = 1 << 14
-)
-
 func (d *decoder) plan() *pipeline.StepPlan {
 	n := d.count(1)
-	if n == 0 || n > maxSequences {
+	if n == 0 || n > sdk.MaxStepSequences {
 		d.fail("a plan has no micro-batches, or too many")
 		return &pipeline.StepPlan{Cuts: []int{0}}
 	}
-	p := &pipeline.StepPlan{Cuts: make([]int, 1, 1+n)}
-	total := 0
-	for range n {
+	p := &pipeline.StepPlan{Cuts: make([]int, n+1)}
+	for i := 1; i < n; i++ {
 		size := d.uvarint()
-		if size < 1 || size > uint64(min(maxSequences, len(d.b)/minSeqStep)-total) {
-			d.fail("a micro-batch is empty, larger than the message, or makes too many sequences")
+		if size < 1 || size > sdk.MaxStepSequences {
+			d.fail("a micro-batch is empty or too large")
 			return p
 		}
-		total += int(size)
-		p.Cuts = append(p.Cuts, total)
+		p.Cuts[i] = p.Cuts[i-1] + int(size)
 	}
-	p.Seqs, p.IDs = make([]sdk.SeqStep, total), make([]sdk.SeqID, total)
+	p.Seqs = rest(d, sdk.DecodeSteps)
+	p.Cuts[n] = len(p.Seqs)
+	if p.Cuts[n-1] >= p.Cuts[n] {
+		d.fail("the micro-batches have more sequences than the step")
+	}
+	p.IDs = make([]sdk.SeqID, len(p.Seqs))
 	for i := range p.Seqs {
-		p.Seqs[i] = d.seqStep()
 		p.IDs[i] = p.Seqs[i].Seq
 	}
 	return p
-}
-
-func (d *decoder) seqStep() sdk.SeqStep {
-	s := sdk.SeqStep{
-		Seq: d.seq(), Pos: d.int(), Prompt: d.bool(), Want: sdk.Want(d.int()), TopN: d.int(), Logprob: d.bool(),
-		Tokens: d.ints(), Targets: d.ints(), Allowed: d.bytes(),
-	}
-	if s.Rows = len(s.Tokens); s.Rows == 0 {
-		d.fail("a sequence has no rows")
-	}
-	return s
-}
-
-func (d *decoder) result() sdk.SeqResult {
-	return sdk.SeqResult{
-		Seq: d.seq(), Token: d.int32(), Logprob: d.float(), Top: list(d, 9, (*decoder).score), Scores: d.floats(),
-		Logits: sdk.Tensor{Dtype: sdk.Dtype(d.int()), Rows: d.int(), Width: d.int(), Data: d.bytes()},
-	}
-}
-
-func (d *decoder) score() sdk.TokenScore {
-	return sdk.TokenScore{Token: d.int32(), Logit: d.float(), Logprob: d.float()}
 }
 
 func (d *decoder) stageError() *pipeline.StageError {
@@ -278,7 +193,10 @@ func (d *decoder) stageError() *pipeline.StageError {
 	e := &pipeline.StageError{Place: d.place(), Node: d.text(), Plugin: d.text(), Phase: pipeline.Phase(d.text())}
 	cause := &RemoteError{Text: d.text(), Gone: d.bool()}
 	if d.bool() {
-		cause.Cause = &sdk.Error{Code: sdk.Code(d.int()), Message: d.text(), File: d.text(), Tensor: d.text()}
+		cause.Cause = rest(d, func(b []byte) (*sdk.Error, error) {
+			e := &sdk.Error{}
+			return e, e.UnmarshalBinary(b)
+		})
 	}
 	e.Err = cause
 	return e

@@ -4,22 +4,19 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
-	"maps"
-	"math"
-	"slices"
+	"strings"
 
 	"github.com/mlxcel/mlxcel/host/pipeline"
-	"github.com/mlxcel/mlxcel/host/wire"
 	"github.com/mlxcel/mlxcel/sdk"
 )
 
-// Numbers in messages are varints, but for seeds (8 bytes) and floats (4 or their bits), little-endian. Lists and texts
-// begin with their length.
+// What belongs to the contract is encoded by package sdk, and ends a message or follows its length. All else is numbers as
+// varints, flags of a byte, and lists and texts behind their length.
 
 // message is anything that crosses a data connection; kind says which fields count.
 type message struct {
 	kind    uint8
-	order   pipeline.Order  // of the kinds up to kindPlan
+	order   pipeline.Order  // of kindOp, kindPlan
 	tag     pipeline.Tag    // of kindAbort, kindFinished, kindFailed
 	place   sdk.Place       // of kindAnswered
 	epoch   uint64          // of kindAnswered, kindLost
@@ -30,82 +27,46 @@ type message struct {
 
 // orderMessage wraps an order.
 func orderMessage(o pipeline.Order) message {
-	m := message{kind: kindPlan, order: o}
-	switch o.Op.(type) {
-	case sdk.Reservation:
-		m.kind = kindReserve
-	case sdk.Release:
-		m.kind = kindRelease
+	if o.Plan != nil {
+		return message{kind: kindPlan, order: o}
 	}
-	return m
+	return message{kind: kindOp, order: o}
 }
 
-// appendFrame appends the message as a whole frame.
-func appendFrame(b []byte, m *message) []byte {
-	start := len(b)
-	b = append(b, make([]byte, wire.HeaderBytes)...)
-	b = appendMessage(b, m)
-	h := wire.Header{Kind: m.kind, Meta: len(b) - start - wire.HeaderBytes}
-	h.Put(b[start:])
-	return b
-}
-
-func appendMessage(b []byte, m *message) []byte {
+// appendMessage appends what the message says. An error of the contract's encoding leaves part of it.
+func appendMessage(b []byte, m *message) ([]byte, error) {
 	switch m.kind {
 	case kindAbort:
-		return appendTag(b, m.tag)
+		return appendTag(b, m.tag), nil
 	case kindAnswered:
 		b = binary.AppendUvarint(b, m.epoch)
 		b = binary.AppendUvarint(b, m.id)
-		b = appendPlace(b, m.place)
-		return appendStageError(b, m.err)
+		return appendStageError(appendPlace(b, m.place), m.err)
 	case kindFinished:
-		return appendResults(appendTag(b, m.tag), m.results)
+		return sdk.AppendResults(appendTag(b, m.tag), m.results)
 	case kindFailed:
 		return appendStageError(appendTag(b, m.tag), m.err)
 	case kindLost:
 		return appendStageError(binary.AppendUvarint(b, m.epoch), m.err)
+	case kindOp:
+		return sdk.AppendOp(appendOrder(b, &m.order), m.order.Op)
+	case kindPlan:
+		return appendPlan(appendOrder(b, &m.order), m.order.Plan)
 	}
-	b = binary.AppendUvarint(b, m.order.Epoch)
-	b = binary.AppendUvarint(b, m.order.ID)
-	b = appendTrace(b, m.order.Trace)
-	switch op := m.order.Op.(type) {
-	case sdk.Reservation:
-		return appendReservation(b, op)
-	case sdk.Release:
-		return binary.AppendUvarint(b, uint64(op.Seq))
-	}
-	return appendPlan(b, m.order.Plan)
+	return b, nil
+}
+
+// appendOrder appends what every order has.
+func appendOrder(b []byte, o *pipeline.Order) []byte {
+	b = binary.AppendUvarint(b, o.Epoch)
+	b = binary.AppendUvarint(b, o.ID)
+	return appendTrace(b, o.Trace)
 }
 
 func appendInt(b []byte, v int) []byte { return binary.AppendVarint(b, int64(v)) }
 
-func appendFloat(b []byte, v float32) []byte {
-	return binary.LittleEndian.AppendUint32(b, math.Float32bits(v))
-}
-
 func appendText(b []byte, s string) []byte {
 	return append(binary.AppendUvarint(b, uint64(len(s))), s...)
-}
-
-func appendBytes(b, v []byte) []byte {
-	return append(binary.AppendUvarint(b, uint64(len(v))), v...)
-}
-
-func appendInts(b []byte, v []int32) []byte {
-	b = binary.AppendUvarint(b, uint64(len(v)))
-	for _, n := range v {
-		b = binary.AppendVarint(b, int64(n))
-	}
-	return b
-}
-
-func appendFloats(b []byte, v []float32) []byte {
-	b = binary.AppendUvarint(b, uint64(len(v)))
-	for _, f := range v {
-		b = appendFloat(b, f)
-	}
-	return b
 }
 
 func appendBool(b []byte, v bool) []byte {
@@ -131,104 +92,58 @@ func appendTrace(b []byte, t pipeline.TraceID) []byte {
 	return append(appendBool(b, true), t[:]...)
 }
 
-func appendReservation(b []byte, r sdk.Reservation) []byte {
-	b = binary.AppendUvarint(b, uint64(r.Seq))
-	b = appendInts(b, r.Prompt)
-	b = appendInt(b, r.MaxLen)
-	b = appendText(b, r.Adapter)
-	s := r.Sampler
-	for _, f := range []float32{s.Temperature, s.TopP, s.MinP, s.RepetitionPenalty, s.PresencePenalty, s.FrequencyPenalty} {
-		b = appendFloat(b, f)
-	}
-	b = appendInt(b, s.TopK)
-	b = binary.LittleEndian.AppendUint64(b, s.Seed)
-	b = binary.AppendUvarint(b, uint64(s.Choice))
-	b = binary.AppendUvarint(b, uint64(len(s.LogitBias)))
-	for _, token := range slices.Sorted(maps.Keys(s.LogitBias)) {
-		b = appendFloat(binary.AppendVarint(b, int64(token)), s.LogitBias[token])
-	}
-	return b
-}
-
-func appendPlan(b []byte, p *pipeline.StepPlan) []byte {
-	b = binary.AppendUvarint(b, uint64(p.MicroBatches()))
-	for i := range p.MicroBatches() {
+// appendPlan appends the number of micro-batches, the sequences of each but the last, and the sequences.
+func appendPlan(b []byte, p *pipeline.StepPlan) ([]byte, error) {
+	n := p.MicroBatches()
+	b = binary.AppendUvarint(b, uint64(n))
+	for i := range n - 1 {
 		b = binary.AppendUvarint(b, uint64(p.Cuts[i+1]-p.Cuts[i]))
 	}
-	for i := range p.Seqs {
-		b = appendSeqStep(b, &p.Seqs[i])
-	}
-	return b
+	return sdk.AppendSteps(b, p.Seqs)
 }
 
-func appendSeqStep(b []byte, s *sdk.SeqStep) []byte {
-	b = binary.AppendUvarint(b, uint64(s.Seq))
-	b = appendInt(b, s.Pos)
-	b = appendBool(b, s.Prompt)
-	b = appendInt(b, int(s.Want))
-	b = appendInt(b, s.TopN)
-	b = appendBool(b, s.Logprob)
-	b = appendInts(b, s.Tokens)
-	b = appendInts(b, s.Targets)
-	return appendBytes(b, s.Allowed)
-}
+const (
+	// maxText is the most of an error's text that is sent: log lines of an executor included.
+	maxText = 64 << 10
+	// maxCauseText is the most of each text within an executor's own error, which must fit sdk.MaxEncoding.
+	maxCauseText = sdk.MaxEncoding / 4
+)
 
-func appendResults(b []byte, results []sdk.SeqResult) []byte {
-	b = binary.AppendUvarint(b, uint64(len(results)))
-	for i := range results {
-		r := &results[i]
-		b = binary.AppendUvarint(b, uint64(r.Seq))
-		b = binary.AppendVarint(b, int64(r.Token))
-		b = appendFloat(b, r.Logprob)
-		b = binary.AppendUvarint(b, uint64(len(r.Top)))
-		for _, t := range r.Top {
-			b = appendFloat(appendFloat(binary.AppendVarint(b, int64(t.Token)), t.Logit), t.Logprob)
-		}
-		b = appendFloats(b, r.Scores)
-		b = appendInt(b, int(r.Logits.Dtype))
-		b = appendInt(b, r.Logits.Rows)
-		b = appendInt(b, r.Logits.Width)
-		b = appendBytes(b, r.Logits.Data)
-	}
-	return b
-}
-
-// maxText is the most of an error's text that is sent: log lines of an executor included.
-const maxText = 64 << 10
-
-func clip(s string) string {
-	if len(s) > maxText {
-		return s[:maxText-len("…")] + "…"
+// clip returns at most max bytes of a text, in UTF-8.
+func clip(s string, max int) string {
+	s = strings.ToValidUTF8(s, "?")
+	if len(s) > max {
+		return strings.ToValidUTF8(s[:max-len("…")], "") + "…"
 	}
 	return s
 }
 
 // appendStageError appends what is to be known of a *StageError elsewhere; err may be nil.
-func appendStageError(b []byte, err error) []byte {
+func appendStageError(b []byte, err error) ([]byte, error) {
 	b = appendBool(b, err != nil)
 	if err == nil {
-		return b
+		return b, nil
 	}
 	e, ok := errors.AsType[*pipeline.StageError](err)
 	if !ok {
 		panic(fmt.Sprintf("stagelink: %T in place of a *pipeline.StageError", err))
 	}
 	b = appendPlace(b, e.Place)
-	for _, s := range []string{e.Node, e.Plugin, string(e.Phase)} {
-		b = appendText(b, clip(s))
-	}
 	r := remoteError(e.Err)
-	b = appendText(b, clip(r.Text))
+	for _, s := range []string{e.Node, e.Plugin, string(e.Phase), r.Text} {
+		b = appendText(b, clip(s, maxText))
+	}
 	b = appendBool(b, r.Gone)
 	b = appendBool(b, r.Cause != nil)
 	if r.Cause == nil {
-		return b
+		return b, nil
 	}
-	b = appendInt(b, int(r.Cause.Code))
-	for _, s := range []string{r.Cause.Message, r.Cause.File, r.Cause.Tensor} {
-		b = appendText(b, clip(s))
+	cause := *r.Cause
+	for _, s := range []*string{&cause.Message, &cause.File, &cause.Tensor} {
+		*s = clip(*s, maxCauseText)
 	}
-	return b
+	raw, err := cause.MarshalBinary()
+	return append(b, raw...), err
 }
 
 // appendActivation appends the metadata of a frame of hidden rows.

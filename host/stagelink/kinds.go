@@ -1,8 +1,8 @@
 // Package stagelink owns the links between a coordinator and stages on other hosts: it carries the messages of package
-// pipeline over connections, as wire frames.
+// pipeline over connections.
 //
-// A data connection runs from the coordinator to a stage: orders and aborts go down it, reports come up. A link runs
-// from a stage to the next and carries activations. The coordinator's end of a data connection is a Port; a stage's
+// A data connection runs from the coordinator to a place: orders and aborts go down it, reports come up. A link runs
+// from a stage to a place of the next and carries activations, as frames of package wire. The coordinator's end of a data connection is a Port; a stage's
 // ends of all its connections are served by ServeStage.
 package stagelink
 
@@ -14,10 +14,9 @@ import (
 	"github.com/mlxcel/mlxcel/sdk"
 )
 
-// Kinds of frames. All but activations and self-tests are messages: metadata without data.
+// Kinds of messages on a data connection, and of frames on a link.
 const (
-	kindReserve uint8 = 1 + iota
-	kindRelease
+	kindOp uint8 = 1 + iota
 	kindPlan
 	kindAbort
 	kindAnswered
@@ -31,7 +30,7 @@ const (
 
 // LinkError is the end of a connection that was not asked for.
 type LinkError struct {
-	Link string // e.g. "link from stage 0 to stage 1"
+	Link string // e.g. "link to it from stage 0"
 	Err  error  // io.EOF where the other side closed it
 }
 

@@ -369,8 +369,8 @@ func TestActivationsCostNoAllocations(t *testing.T) {
 // reports notes what a port reports.
 type reports chan string
 
-func (r reports) Answered(stage int, epoch, order uint64, err error) {
-	r <- fmt.Sprintf("answered %d %d.%d: %v", stage, epoch, order, err)
+func (r reports) Answered(at sdk.Place, epoch, order uint64, err error) {
+	r <- fmt.Sprintf("answered %d %d.%d: %v", at, epoch, order, err)
 }
 func (r reports) Finished(t pipeline.Tag, results []sdk.SeqResult) {
 	r <- fmt.Sprintf("finished %v: token %d", t, results[0].Token)
@@ -428,8 +428,8 @@ func TestOrdersAndReportsCross(t *testing.T) {
 				t.Errorf("told %q, want %q", got, want)
 			}
 		}
-		u.Answered(2, 3, 1, nil)
-		u.Answered(2, 3, 1, stageErr(errors.New("no")))
+		u.Answered(sdk.Place{Stage: 2}, 3, 1, nil)
+		u.Answered(sdk.Place{Stage: 2}, 3, 1, stageErr(errors.New("no")))
 		u.Finished(tag, []sdk.SeqResult{{Token: 6}})
 		u.Failed(tag, stageErr(errors.New("boom")))
 		u.Lost(3, stageErr(errors.New("died")))
@@ -444,8 +444,8 @@ func TestEndOfADataConnection(t *testing.T) {
 		want string
 	}{
 		"the stage goes":                {func(_ *Port, u *uplink) { u.close() }, "EOF"},
-		"the stage sends orders":        {func(_ *Port, u *uplink) { u.send(message{kind: kindAbort}) }, "bad message of kind 6"},
-		"the stage answers for another": {func(_ *Port, u *uplink) { u.Answered(1, 3, 1, nil) }, "an answer of stage 1 came from stage 2"},
+		"the stage sends orders":        {func(_ *Port, u *uplink) { u.send(message{kind: kindAbort}) }, "bad message of kind 3"},
+		"the stage answers for another": {func(_ *Port, u *uplink) { u.Answered(sdk.Place{Stage: 1}, 3, 1, nil) }, "an answer of stage 1 came from stage 2"},
 		"the coordinator sends reports": {func(p *Port, _ *uplink) { p.send(message{kind: kindFinished}) }, "EOF"},
 		"a message that says nothing":   {func(p *Port, u *uplink) { u.send(message{kind: kindFailed}) }, "bad message"},
 		"a frame that no message announces": {func(p *Port, u *uplink) {
@@ -471,7 +471,7 @@ func TestClosedPortReportsNothing(t *testing.T) {
 		p.Close()
 		p.Order(pipeline.Order{Epoch: 3, ID: 1, Op: sdk.Release{Seq: 5}})
 		<-u.done
-		u.Answered(2, 3, 1, nil)
+		u.Answered(sdk.Place{Stage: 2}, 3, 1, nil)
 		reported.expect(t)
 	})
 }
@@ -489,7 +489,7 @@ func TestMessagesTooLarge(t *testing.T) {
 			t.Errorf("told %q, want the order that fits", got)
 		}
 		u.Finished(pipeline.Tag{Epoch: 3, Step: 4}, []sdk.SeqResult{{Scores: make([]float32, 100)}})
-		u.Answered(2, 3, 3, nil)
+		u.Answered(sdk.Place{Stage: 2}, 3, 3, nil)
 		// The failure is queued behind what was there.
 		got := []string{<-reported, <-reported}
 		slices.Sort(got)
@@ -509,7 +509,7 @@ func TestStuckStage(t *testing.T) {
 		synctest.Test(t, func(t *testing.T) {
 			near, far := net.Pipe()
 			defer far.Close()
-			p, reported, begin := NewPort(near, 2, 3, Config{MaxQueued: 10}), make(reports, 100), time.Now()
+			p, reported, begin := NewPort(near, sdk.Place{Stage: 2}, 3, Config{MaxQueued: 10}), make(reports, 100), time.Now()
 			p.Start(reported)
 			for i := range c.orders {
 				p.Order(pipeline.Order{Epoch: 3, ID: uint64(i), Op: sdk.Release{}})

@@ -43,7 +43,7 @@ type dataConn struct {
 	*ending
 	cfg   Config
 	queue *queue[message]
-	// refuse is told of a message too large to be sent.
+	// refuse is told of a message that can't be sent: it is too large, or the contract has no encoding of it.
 	refuse func(*message, error)
 }
 
@@ -72,11 +72,12 @@ const batchBytes = 64 << 10
 func (c *dataConn) write() {
 	deadline := writeDeadline{conn: c.conn, timeout: c.cfg.MessageTimeout}
 	var items []message
-	var buf []byte
+	buf := []byte(wire.Preface)
+	var scratch []byte
 	for more := true; more; {
 		items, more = c.queue.drain(items)
 		for i := range items {
-			buf = c.append(buf, &items[i])
+			buf, scratch = c.append(buf, scratch, &items[i])
 			if len(buf) < batchBytes && i < len(items)-1 {
 				continue
 			}
@@ -85,20 +86,23 @@ func (c *dataConn) write() {
 				return
 			}
 			if buf = buf[:0]; cap(buf) > 16*batchBytes {
-				buf = nil // a rare large one
+				buf, scratch = nil, nil // a rare large one
 			}
 		}
 	}
 }
 
-func (c *dataConn) append(buf []byte, m *message) []byte {
-	start := len(buf)
-	buf = appendFrame(buf, m)
-	if n := len(buf) - start - wire.HeaderBytes; n > c.cfg.MaxMessage {
-		c.refuse(m, &wire.LimitError{Part: "metadata", Got: int64(n), Limit: int64(c.cfg.MaxMessage)})
-		return buf[:start]
+// append appends the message to buf unless it can't be sent; scratch is memory for what it says.
+func (c *dataConn) append(buf, scratch []byte, m *message) (out, used []byte) {
+	body, err := appendMessage(scratch[:0], m)
+	if n := len(body); err == nil && n > c.cfg.MaxMessage {
+		err = &wire.LimitError{Part: wire.PartMessage, Got: int64(n), Limit: int64(c.cfg.MaxMessage)}
 	}
-	return buf
+	if err != nil {
+		c.refuse(m, err)
+		return buf, body
+	}
+	return wire.AppendMessage(buf, m.kind, body), body
 }
 
 func (c *dataConn) flush(buf []byte, deadline *writeDeadline) error {
@@ -114,14 +118,14 @@ func (c *dataConn) flush(buf []byte, deadline *writeDeadline) error {
 
 // read hands each message that comes to take, until the connection ends.
 func (c *dataConn) read(take func(*message) error) {
-	r := wire.NewReader(c.conn, wire.Limits{Meta: c.cfg.MaxMessage})
+	r := wire.NewMessageReader(c.conn, c.cfg.MaxMessage)
 	for {
-		h, meta, err := r.Next()
+		kind, body, err := r.Next()
 		if err != nil {
 			c.fail(err)
 			return
 		}
-		m, err := decode(h.Kind, meta)
+		m, err := decode(kind, body)
 		if err == nil {
 			err = take(&m)
 		}

@@ -18,7 +18,7 @@ type Port struct {
 
 var _ pipeline.StagePort = (*Port)(nil)
 
-// NewPort makes a port of a connection to a stage, which belongs to it from then on. It takes orders at once; reports
+// NewPort makes a port of a connection to the stage at a place, which belongs to it from then on. It takes orders at once; reports
 // wait until Start says for whom they are.
 func NewPort(conn net.Conn, at sdk.Place, epoch uint64, cfg Config) *Port {
 	p := &Port{place: at, epoch: epoch, reporter: make(chan pipeline.Reporter, 1)}
@@ -71,7 +71,7 @@ func (p *Port) take(r pipeline.Reporter, m *message) error {
 	return nil
 }
 
-// refuse fails an order that is too large to be sent.
+// refuse fails an order that can't be sent.
 func (p *Port) refuse(m *message, err error) {
 	var r pipeline.Reporter
 	select {

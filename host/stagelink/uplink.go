@@ -15,7 +15,7 @@ var _ pipeline.Reporter = (*uplink)(nil)
 func newUplink(conn net.Conn, at sdk.Place, node string, cfg Config) *uplink {
 	u := &uplink{}
 	u.dataConn = newDataConn(conn, cfg, func(m *message, err error) {
-		if m.kind == kindFinished { // the others are small
+		if m.kind == kindFinished { // the others are small, and their errors are cut to what can be sent
 			u.Failed(m.tag, &pipeline.StageError{Place: at, Node: node, Phase: pipeline.PhaseSend, Err: err})
 		}
 	})
@@ -26,7 +26,7 @@ func newUplink(conn net.Conn, at sdk.Place, node string, cfg Config) *uplink {
 func (u *uplink) serve(stage pipeline.StagePort) {
 	u.read(func(m *message) error {
 		switch m.kind {
-		case kindReserve, kindRelease, kindPlan:
+		case kindOp, kindPlan:
 			stage.Order(m.order)
 		case kindAbort:
 			stage.Abort(m.tag)

@@ -10,6 +10,7 @@ import (
 	"testing"
 
 	"github.com/mlxcel/mlxcel/host/securelink"
+	"github.com/mlxcel/mlxcel/sdk"
 )
 
 func secure(t *testing.T, role securelink.Role, node string) securelink.Config {
@@ -35,7 +36,7 @@ func serve(t *testing.T, node string, refused func(net.Addr, error)) string {
 	handler := func(name string) func(context.Context, *Conn) {
 		return func(_ context.Context, c *Conn) {
 			defer c.Close()
-			fmt.Fprintf(c, "%s %s %d", name, c.Opening.Session, c.Opening.Stage)
+			fmt.Fprintf(c, "%s %s %s", name, c.Opening.Session, c.Opening.Place)
 		}
 	}
 	ctx, cancel := context.WithCancel(context.Background())
@@ -57,8 +58,8 @@ func TestDispatch(t *testing.T) {
 	address := serve(t, "b", func(_ net.Addr, err error) { refused <- err })
 	d := Dialer{Secure: secure(t, securelink.RoleCoordinator, "a")}
 	for o, want := range map[Opening]string{
-		{Kind: KindControl, Session: Session{0xab, 1}}: "control ab010000 0",
-		{Kind: KindLink, Stage: 515}:                   "link 00000000 515",
+		{Kind: KindControl, Session: Session{0xab, 1}}:          "control ab010000 0",
+		{Kind: KindLink, Place: sdk.Place{Stage: 515, Rank: 7}}: "link 00000000 515.7",
 	} {
 		c, err := d.Connect(t.Context(), []string{address}, o, nil)
 		if err != nil {
@@ -154,7 +155,7 @@ func TestConnectTellsRefusals(t *testing.T) {
 }
 
 func FuzzOpening(f *testing.F) {
-	f.Add(Opening{Kind: KindLink, Session: Session{1, 2}, Stage: 3}.append(nil))
+	f.Add(Opening{Kind: KindLink, Session: Session{1, 2}, Place: sdk.Place{Stage: 3, Rank: 1}}.append(nil))
 	f.Fuzz(func(t *testing.T, b []byte) {
 		var raw [openingSize]byte
 		copy(raw[:], b)

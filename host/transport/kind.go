@@ -5,6 +5,8 @@ package transport
 import (
 	"encoding/binary"
 	"fmt"
+
+	"github.com/mlxcel/mlxcel/sdk"
 )
 
 // Kind says what a connection is for. It is the first byte sealed on it.
@@ -51,18 +53,19 @@ func (s Session) String() string { return fmt.Sprintf("%x", s[:4]) }
 // Opening is what the dialling side says first, once the handshake is done: what the connection is for.
 type Opening struct {
 	Kind    Kind
-	Session Session // of the coordinator's run; zero on a status connection
-	Stage   uint16  // of the dialling stage, on a link
+	Session Session   // of the coordinator's run; zero on a status connection
+	Place   sdk.Place // of the dialling stage, on a link and on a heartbeat between stages
 }
 
-// openingSize is the length of an Opening on the wire: kind, session, stage (little-endian).
-const openingSize = 1 + 16 + 2
+// openingSize is the length of an Opening on the wire: kind, session, stage and rank (little-endian).
+const openingSize = 1 + 16 + 2 + 2
 
 // append writes o at the end of b.
 func (o Opening) append(b []byte) []byte {
 	b = append(b, byte(o.Kind))
 	b = append(b, o.Session[:]...)
-	return binary.LittleEndian.AppendUint16(b, o.Stage)
+	b = binary.LittleEndian.AppendUint16(b, uint16(o.Place.Stage))
+	return binary.LittleEndian.AppendUint16(b, uint16(o.Place.Rank))
 }
 
 // UnknownKindError is a connection that opens with a byte that names no kind.
@@ -76,7 +79,8 @@ func (e *UnknownKindError) Error() string {
 
 // parseOpening reads what append wrote.
 func parseOpening(b *[openingSize]byte) (Opening, error) {
-	o := Opening{Kind: Kind(b[0]), Session: Session(b[1:17]), Stage: binary.LittleEndian.Uint16(b[17:])}
+	number := func(at int) int { return int(binary.LittleEndian.Uint16(b[at:])) }
+	o := Opening{Kind: Kind(b[0]), Session: Session(b[1:17]), Place: sdk.Place{Stage: number(17), Rank: number(19)}}
 	if !o.Kind.known() {
 		return Opening{}, &UnknownKindError{Got: o.Kind}
 	}

@@ -1,4 +1,4 @@
-// Package wire owns the frame that tensors and messages cross between nodes in: a fixed header, metadata, data.
+// Package wire owns the frame that tensors cross between nodes in: a fixed header, metadata, data.
 //
 // All numbers are little-endian. A frame is
 //
@@ -71,6 +71,9 @@ type Header struct {
 	Data  int64 // bytes of data
 }
 
+// PartMessage is what a message is, to LimitError.
+const PartMessage = "message"
+
 // FormatError is a frame that is none, or one that contradicts itself.
 type FormatError struct {
 	Field     string
@@ -83,7 +86,7 @@ func (e *FormatError) Error() string {
 
 // LimitError is a frame larger than the reader or the writer takes.
 type LimitError struct {
-	Part       string // "metadata" or "data"
+	Part       string // "metadata", "data" or "message"
 	Got, Limit int64
 }
 

@@ -131,7 +131,7 @@ func (r *Reader) Next() (Header, []byte, error) {
 		err = r.limits.check(h)
 	}
 	if err == nil {
-		err = r.readMeta(h.Meta)
+		r.meta, err = readGrowing(r.from, r.meta[:0], h.Meta)
 	}
 	if err != nil {
 		return Header{}, nil, err
@@ -140,23 +140,22 @@ func (r *Reader) Next() (Header, []byte, error) {
 	return h, r.meta, nil
 }
 
-// metaStep is what the metadata's buffer grows by at first, so that memory is taken as bytes come, not as they are
-// announced.
-const metaStep = 64 << 10
+// readStep is what a buffer grows by at first, so that memory is taken as bytes come, not as they are announced.
+const readStep = 64 << 10
 
-func (r *Reader) readMeta(n int) error {
-	r.meta = r.meta[:0]
-	for len(r.meta) < n {
-		have := len(r.meta)
-		if have == cap(r.meta) {
-			r.meta = append(make([]byte, 0, min(n, max(512, metaStep, 2*have))), r.meta...)
+// readGrowing appends the next n bytes of a stream to an empty buffer.
+func readGrowing(from io.Reader, buf []byte, n int) ([]byte, error) {
+	for len(buf) < n {
+		have := len(buf)
+		if have == cap(buf) {
+			buf = append(make([]byte, 0, min(n, max(512, readStep, 2*have))), buf...)
 		}
-		r.meta = r.meta[:min(n, cap(r.meta))]
-		if _, err := io.ReadFull(r.from, r.meta[have:]); err != nil {
-			return within(err)
+		buf = buf[:min(n, cap(buf))]
+		if _, err := io.ReadFull(from, buf[have:]); err != nil {
+			return buf, within(err)
 		}
 	}
-	return nil
+	return buf, nil
 }
 
 // ReadData reads the next bytes of the frame's data, as many as dst has; asking for more than are left is an error.

@@ -233,7 +233,7 @@ func TestAnnouncedMetadataIsNotBelieved(t *testing.T) {
 	if _, _, err := r.Next(); err != io.ErrUnexpectedEOF {
 		t.Errorf("got %v", err)
 	}
-	if cap(r.meta) > metaStep {
+	if cap(r.meta) > readStep {
 		t.Errorf("%d bytes were taken for 10", cap(r.meta))
 	}
 }
@@ -360,6 +360,74 @@ func FuzzStream(f *testing.F) {
 			if h.Flags&1 == 0 && r.ReadData(make([]byte, h.Data)) != nil {
 				return
 			}
+		}
+	})
+}
+
+// messages reads all that a connection of messages brings.
+func messages(b []byte, limit int) (kinds []uint8, bodies []string, err error) {
+	r := NewMessageReader(bytes.NewReader(b), limit)
+	for {
+		kind, body, err := r.Next()
+		if err != nil {
+			return kinds, bodies, err
+		}
+		kinds, bodies = append(kinds, kind), append(bodies, string(body))
+	}
+}
+
+func TestMessagesArriveAsSent(t *testing.T) {
+	long := strings.Repeat("x", 200_000)
+	b := []byte(Preface)
+	for kind, body := range []string{"", "a", long, strings.Repeat("y", 127), strings.Repeat("z", 128)} {
+		b = AppendMessage(b, uint8(kind), []byte(body))
+	}
+	kinds, bodies, err := messages(b, len(long))
+	if err != io.EOF || len(bodies) != 5 || bodies[2] != long || bodies[1] != "a" || kinds[4] != 4 || len(bodies[4]) != 128 {
+		t.Fatalf("%v, %d bodies, %v", kinds, len(bodies), err)
+	}
+	if want := len(Preface) + 5 + 3*1 + 3 + 2 + 1 + len(long) + 127 + 128; len(b) != want {
+		t.Errorf("%d bytes, want %d", len(b), want)
+	}
+	if _, _, err := messages(b, len(long)-1); err == nil || !strings.Contains(err.Error(), "200000 bytes of message passes the limit") {
+		t.Errorf("past the limit: %v", err)
+	}
+}
+
+func TestBadMessages(t *testing.T) {
+	for name, c := range map[string]struct {
+		b    string
+		want string
+	}{
+		"a tensor's frame":    {"MXTF\x01\x00", "bad frame: preface"},
+		"another version":     {"MXTM\x02\x00", "bad frame: preface"},
+		"nothing":             {"", "EOF"},
+		"half a preface":      {Preface[:3], "unexpected EOF"},
+		"a kind alone":        {Preface + "\x01", "unexpected EOF"},
+		"half a length":       {Preface + "\x01\x80", "unexpected EOF"},
+		"a length too long":   {Preface + "\x01\x80\x80\x80\x80\x80\x01", "at most 5 bytes of varint"},
+		"a length with zeros": {Preface + "\x01\x81\x00", "want 1 bytes of varint"},
+		"half a body":         {Preface + "\x01\x02a", "unexpected EOF"},
+		"an endless body":     {Preface + "\x01\xff\xff\xff\xff\x0f", "passes the limit"},
+	} {
+		if _, _, err := messages([]byte(c.b), 100); err == nil || !strings.Contains(err.Error(), c.want) {
+			t.Errorf("%s: %v, want %q", name, err, c.want)
+		}
+	}
+}
+
+// What is read is what AppendMessage writes: there is one way to say a thing.
+func FuzzMessages(f *testing.F) {
+	f.Add(AppendMessage(AppendMessage([]byte(Preface), 1, []byte("body")), 2, nil))
+	f.Add([]byte(Preface + "\x01\x80\x00"))
+	f.Fuzz(func(t *testing.T, b []byte) {
+		kinds, bodies, err := messages(b, 1<<10)
+		again := []byte(Preface)
+		for i := range kinds {
+			again = AppendMessage(again, kinds[i], []byte(bodies[i]))
+		}
+		if err == io.EOF && len(b) >= len(Preface) && string(again) != string(b) || len(kinds) > 0 && !bytes.HasPrefix(b, again) {
+			t.Errorf("%x was read as %x, %v", b, again, err)
 		}
 	})
 }

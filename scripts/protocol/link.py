@@ -23,7 +23,7 @@ from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
-PREFIX = b"mlxcel" + struct.pack("<H", 5)
+PREFIX = b"mlxcel" + struct.pack("<H", 6)
 HELLO, PROOF, VERDICT_BODY = 240, 32, 256
 CLIENT, SERVER = 1, 2
 ACCEPT, CAPACITY, REFUSED = 1, 2, 3
@@ -37,7 +37,7 @@ class LinkError(Exception):
 
 
 def derive(material, salt, purpose):
-    return HKDF(hashes.SHA256(), 32, salt, b"mlxcel/5 " + purpose.encode()).derive(material)
+    return HKDF(hashes.SHA256(), 32, salt, b"mlxcel/6 " + purpose.encode()).derive(material)
 
 
 def sign(secret, purpose, transcript):

@@ -104,7 +104,7 @@ func (c *controlServer) Offer(ctx context.Context, r *pb.OfferRequest) (*pb.Offe
 		return nil, c.failed("offer", err)
 	}
 	self := o.self()
-	c.s.peer.log.Info("accepted a stage", "epoch", o.epoch, "stage", o.stage, "of", len(o.stages), "layers", partition.FormatRanges([]sdk.LayerRange{self.layers}), "node", self.node)
+	c.s.peer.log.Info("accepted a stage", "epoch", o.epoch, "stage", o.place.String(), "of", len(o.stages), "layers", partition.FormatRanges([]sdk.LayerRange{self.layers}), "node", self.node)
 	return &pb.OfferReply{}, nil
 }
 

@@ -25,14 +25,15 @@ type offer struct {
 	identity    cluster.Identity
 	family      string
 	accelerator string
-	stage       int
-	stages      []offeredStage
+	place       sdk.Place
+	stages      []offeredStage // every place, in order
 	demand      partition.Demand
 	shape       Shape
 	config      []byte // the cluster's TOML
 }
 
 type offeredStage struct {
+	place      sdk.Place
 	node       string // id in the TOML
 	address    string
 	candidates []string // to dial it at
@@ -42,16 +43,44 @@ type offeredStage struct {
 	kvBudget   int64
 }
 
-func (o *offer) self() offeredStage { return o.stages[o.stage] }
+// self is what the receiver is to be. check knows that it is there.
+func (o *offer) self() offeredStage { return o.stages[o.place.Stage] }
+
+// next are the places of the stage after the receiver's.
+func (o *offer) next() []offeredStage {
+	var next []offeredStage
+	for _, s := range o.stages {
+		if s.place.Stage == o.place.Stage+1 {
+			next = append(next, s)
+		}
+	}
+	return next
+}
+
+// checkPlaces refuses places that this version does not run: a stage has one rank.
+func (o *offer) checkPlaces() error {
+	refuse := func(format string, args ...any) error {
+		return &cluster.Refusal{Code: cluster.CodeLayers, Reason: fmt.Sprintf(format, args...)}
+	}
+	for i, s := range o.stages {
+		if want := (sdk.Place{Stage: i}); s.place != want {
+			return refuse("the offer has stage %s where stage %s should be", s.place, want)
+		}
+	}
+	if o.place.Stage < 0 || o.place.Stage >= len(o.stages) || o.place.Rank != 0 {
+		return refuse("the offer is for stage %s of %d", o.place, len(o.stages))
+	}
+	return nil
+}
 
 func (o *offer) message() *pb.OfferRequest {
 	return &pb.OfferRequest{
 		Epoch: o.epoch, Cluster: o.cluster, Version: o.version, Identity: identityMessage(o.identity), Family: o.family,
-		Accelerator: o.accelerator, Stage: int64(o.stage), Context: int64(o.demand.Context), Sequences: int64(o.demand.Sequences),
+		Accelerator: o.accelerator, Stage: int64(o.place.Stage), Rank: int64(o.place.Rank), Context: int64(o.demand.Context), Sequences: int64(o.demand.Sequences),
 		PrefillChunk: int64(o.shape.PrefillChunk), MicroBatch: int64(o.shape.MicroBatch), Slots: int64(o.shape.Slots), Config: o.config,
 		Stages: each(o.stages, func(s offeredStage) *pb.Stage {
 			return &pb.Stage{
-				Node: s.node, Address: s.address, Candidates: s.candidates, Peer: s.peer, Start: int64(s.layers.Start), End: int64(s.layers.End),
+				Stage: int64(s.place.Stage), Rank: int64(s.place.Rank), Node: s.node, Address: s.address, Candidates: s.candidates, Peer: s.peer, Start: int64(s.layers.Start), End: int64(s.layers.End),
 				MemoryBytes: s.memory, KvBudget: s.kvBudget,
 			}
 		}),
@@ -61,13 +90,13 @@ func (o *offer) message() *pb.OfferRequest {
 func offerFrom(m *pb.OfferRequest) *offer {
 	return &offer{
 		epoch: m.GetEpoch(), cluster: m.GetCluster(), version: m.GetVersion(), identity: identityFrom(m.GetIdentity()), family: m.GetFamily(),
-		accelerator: m.GetAccelerator(), stage: int(m.GetStage()),
+		accelerator: m.GetAccelerator(), place: sdk.Place{Stage: int(m.GetStage()), Rank: int(m.GetRank())},
 		demand: partition.Demand{Context: int(m.GetContext()), Sequences: int(m.GetSequences())},
 		shape:  Shape{PrefillChunk: int(m.GetPrefillChunk()), MicroBatch: int(m.GetMicroBatch()), Slots: int(m.GetSlots())},
 		config: m.GetConfig(),
 		stages: each(m.GetStages(), func(s *pb.Stage) offeredStage {
 			return offeredStage{
-				node: s.GetNode(), address: s.GetAddress(), candidates: s.GetCandidates(), peer: s.GetPeer(),
+				place: sdk.Place{Stage: int(s.GetStage()), Rank: int(s.GetRank())}, node: s.GetNode(), address: s.GetAddress(), candidates: s.GetCandidates(), peer: s.GetPeer(),
 				layers: sdk.LayerRange{Start: int(s.GetStart()), End: int(s.GetEnd())}, memory: s.GetMemoryBytes(), kvBudget: s.GetKvBudget(),
 			}
 		}),
@@ -80,7 +109,7 @@ func offers(epoch uint64, version string, topology *cluster.Config, plan *Plan, 
 	stages := make([]offeredStage, len(nodes))
 	for i, n := range nodes {
 		stages[i] = offeredStage{
-			node: n.ID, address: n.Address, peer: learned[i].Node, layers: plan.Stages[i].LayerRange,
+			place: sdk.Place{Stage: i}, node: n.ID, address: n.Address, peer: learned[i].Node, layers: plan.Stages[i].LayerRange,
 			memory: topology.Memory(n), kvBudget: plan.KVBudgets[i],
 		}
 		if i > 0 {
@@ -92,7 +121,7 @@ func offers(epoch uint64, version string, topology *cluster.Config, plan *Plan, 
 	for i := range out {
 		out[i] = &offer{
 			epoch: epoch, cluster: topology.Name, version: version, identity: plan.Identity, family: plan.Family.Name,
-			accelerator: learned[i].Device.Kind, stage: i, stages: stages, demand: plan.Demand, shape: shape, config: config,
+			accelerator: learned[i].Device.Kind, place: sdk.Place{Stage: i}, stages: stages, demand: plan.Demand, shape: shape, config: config,
 		}
 	}
 	return out
@@ -118,9 +147,10 @@ func (o *offer) plan(profile *sdk.ModelProfile) (*partition.Plan, error) {
 
 // check returns the cut that the peer takes its stage of, or why it can't, a *cluster.Refusal. device is counted now.
 func (o *offer) check(name, version string, have *Inspection, device sdk.Device, headroom partition.Headroom) (*partition.Plan, error) {
+	if err := o.checkPlaces(); err != nil {
+		return nil, err
+	}
 	switch {
-	case o.stage < 0 || o.stage >= len(o.stages):
-		return nil, &cluster.Refusal{Code: cluster.CodeLayers, Reason: fmt.Sprintf("the offer is for stage %d of %d", o.stage, len(o.stages))}
 	case o.cluster != name:
 		return nil, cluster.RefuseCluster(name, o.cluster)
 	case o.version != version:
@@ -140,7 +170,7 @@ func (o *offer) check(name, version string, have *Inspection, device sdk.Device,
 	if err := o.checkConfig(); err != nil {
 		return nil, err
 	}
-	if need, budget := plan.Stages[o.stage].Load.Total(), o.budget(device, headroom); need > budget {
+	if need, budget := plan.Stages[o.place.Stage].Load.Total(), o.budget(device, headroom); need > budget {
 		return nil, cluster.RefuseMemory(need, budget)
 	}
 	return plan, nil
@@ -187,8 +217,8 @@ func (o *offer) stageConfig(plan *partition.Plan, model ModelConfig, have *Inspe
 		cfg.KVBudgets = append(cfg.KVBudgets, s.kvBudget)
 	}
 	return pipeline.StageConfig{
-		Epoch: o.epoch, Node: o.self().node, Assignment: plan.Stages[o.stage], Stages: len(o.stages), Launcher: launcher,
-		Load: cfg.LoadRequest(o.stage), Boundary: have.Profile.Boundary, VocabSize: have.Profile.VocabSize,
+		Epoch: o.epoch, Node: o.self().node, Assignment: plan.Stages[o.place.Stage], Stages: len(o.stages), Launcher: launcher,
+		Load: cfg.LoadRequest(o.place.Stage), Boundary: have.Profile.Boundary, VocabSize: have.Profile.VocabSize,
 	}
 }
 

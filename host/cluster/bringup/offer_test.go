@@ -20,10 +20,10 @@ func goodOffer() (*offer, *Inspection) {
 	}
 	nodes := topology("a:1", "b:2")
 	o := &offer{
-		epoch: 1, cluster: "test", version: testVersion, identity: have.Identity, family: "toy", accelerator: "cpu", stage: 1,
+		epoch: 1, cluster: "test", version: testVersion, identity: have.Identity, family: "toy", accelerator: "cpu", place: sdk.Place{Stage: 1},
 		stages: []offeredStage{
-			{node: "stage-0", address: "a:1", layers: sdk.LayerRange{Start: 0, End: 2}},
-			{node: "stage-1", address: "b:2", layers: sdk.LayerRange{Start: 2, End: 4}},
+			{place: sdk.Place{Stage: 0}, node: "stage-0", address: "a:1", layers: sdk.LayerRange{Start: 0, End: 2}},
+			{place: sdk.Place{Stage: 1}, node: "stage-1", address: "b:2", layers: sdk.LayerRange{Start: 2, End: 4}},
 		},
 		demand: partition.Demand{Context: 8, Sequences: 2}, config: nodes.Render(),
 	}
@@ -39,8 +39,10 @@ func TestOfferIsChecked(t *testing.T) {
 		code   cluster.Code // empty takes it
 	}{
 		{"good", func(*offer, *Inspection, *sdk.Device) {}, ""},
-		{"no such stage", func(o *offer, _ *Inspection, _ *sdk.Device) { o.stage = 2 }, cluster.CodeLayers},
-		{"stage below 0", func(o *offer, _ *Inspection, _ *sdk.Device) { o.stage = -1 }, cluster.CodeLayers},
+		{"no such stage", func(o *offer, _ *Inspection, _ *sdk.Device) { o.place.Stage = 2 }, cluster.CodeLayers},
+		{"another rank", func(o *offer, _ *Inspection, _ *sdk.Device) { o.place.Rank = 1 }, cluster.CodeLayers},
+		{"a stage with two ranks", func(o *offer, _ *Inspection, _ *sdk.Device) { o.stages[1].place = sdk.Place{Rank: 1} }, cluster.CodeLayers},
+		{"stage below 0", func(o *offer, _ *Inspection, _ *sdk.Device) { o.place.Stage = -1 }, cluster.CodeLayers},
 		{"cluster", func(o *offer, _ *Inspection, _ *sdk.Device) { o.cluster = "other" }, cluster.CodeCluster},
 		{"version", func(o *offer, _ *Inspection, _ *sdk.Device) { o.version = "v0" }, cluster.CodeVersion},
 		{"family", func(o *offer, _ *Inspection, _ *sdk.Device) { o.family = "other" }, cluster.CodeCapability},
@@ -91,7 +93,7 @@ func FuzzOffer(f *testing.F) {
 		if err != nil {
 			return
 		}
-		if plan.Stages[o.stage].LayerRange != o.self().layers {
+		if plan.Stages[o.place.Stage].LayerRange != o.self().layers {
 			t.Fatalf("an offer of %v was accepted with the plan %v", o.self().layers, plan)
 		}
 	})

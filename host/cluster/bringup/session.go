@@ -50,14 +50,15 @@ type session struct {
 	torn      chan struct{} // closed when nothing of the session is left but its control connection
 
 	// Guarded by peer.mu.
-	offer  *offer
-	plan   *partition.Plan
-	budget int64 // bytes that the stage had to fit in; partition.Unlimited where nothing is known
-	stage  *pipeline.Stage
-	load   sdk.LoadProgress
-	links  [2]*stageLink // previous and next
-	link   linked
-	seen   numbers // that the coordinator was told last
+	offer        *offer
+	plan         *partition.Plan
+	budget       int64 // bytes that the stage had to fit in; partition.Unlimited where nothing is known
+	stage        *pipeline.Stage
+	load         sdk.LoadProgress
+	previousLink *stageLink   // nil on stage 0
+	nextLinks    []*stageLink // to every place of the next stage
+	link         linked
+	seen         numbers // that the coordinator was told last
 }
 
 // linked is what the self-test of the link to the next stage found.
@@ -325,8 +326,8 @@ func (s *session) answerLink(c *transport.Conn) error {
 	s.peer.mu.Lock()
 	o := s.offer
 	s.peer.mu.Unlock()
-	if o == nil || int(c.Opening.Stage)+1 != o.stage {
-		return fmt.Errorf("stage %d dials this node, which is not the next", c.Opening.Stage)
+	if o == nil || c.Opening.Place != (sdk.Place{Stage: o.place.Stage - 1}) { // the first rank sends
+		return fmt.Errorf("stage %s dials this node, which is not the next", c.Opening.Place)
 	}
 	return stagelink.AnswerSelfTest(s.ctx, c)
 }
@@ -348,24 +349,29 @@ func (s *session) connect(ctx context.Context) (linked, error) {
 	opened = append(opened, coordinator)
 	conns.Coordinator = coordinator
 	var found linked
-	var links [2]*stageLink
-	if s.offer.stage < len(s.offer.stages)-1 {
-		if links[1], found, err = s.dialNext(ctx); err != nil {
+	var nextLinks []*stageLink
+	for i, next := range s.offer.next() {
+		link, at, err := s.dialNext(ctx, next)
+		if err != nil {
 			return failed(err)
 		}
-		opened = append(opened, links[1].Conn)
-		conns.Next = links[1]
+		if i == 0 {
+			found = at
+		}
+		opened, nextLinks = append(opened, link.Conn), append(nextLinks, link)
+		conns.Next = append(conns.Next, link)
 	}
-	if s.offer.stage > 0 {
+	var previousLink *stageLink
+	if s.offer.place.Stage > 0 {
 		previous, err := s.take(ctx, s.previous, "the link from the stage before")
 		if err != nil {
 			return failed(err)
 		}
-		links[0] = &stageLink{Conn: previous}
-		conns.Previous = links[0]
+		previousLink = &stageLink{Conn: previous}
+		conns.Previous = previousLink
 	}
 	s.peer.mu.Lock()
-	s.links, s.link = links, found
+	s.previousLink, s.nextLinks, s.link = previousLink, nextLinks, found
 	s.peer.mu.Unlock()
 	s.work.Go(func() { // the caller is counted
 		err := stagelink.ServeStage(s.ctx, s.stage, conns, stagelink.Config{MaxMessage: maxOrder})
@@ -377,13 +383,12 @@ func (s *session) connect(ctx context.Context) (linked, error) {
 	return found, nil
 }
 
-// dialNext tries the candidate addresses of the next stage and tests the link to the one that answers.
-func (s *session) dialNext(ctx context.Context) (*stageLink, linked, error) {
+// dialNext tries the candidate addresses of a place of the next stage and tests the link to the one that answers.
+func (s *session) dialNext(ctx context.Context, next offeredStage) (*stageLink, linked, error) {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
 	defer context.AfterFunc(s.ctx, func() { cancel(context.Cause(s.ctx)) })()
-	next := s.offer.stages[s.offer.stage+1]
-	opening := transport.Opening{Kind: transport.KindLink, Session: s.id, Stage: uint16(s.offer.stage)}
+	opening := transport.Opening{Kind: transport.KindLink, Session: s.id, Place: s.offer.place}
 	isNext := func(id securelink.Identity) error {
 		if id.NodeID != next.peer {
 			return fmt.Errorf("node %q answers, not %q", id.NodeID, next.peer)
@@ -393,7 +398,7 @@ func (s *session) dialNext(ctx context.Context) (*stageLink, linked, error) {
 	c, err := s.peer.dial.Connect(ctx, next.candidates, opening, isNext)
 	refusal := func(err error) error {
 		return &cluster.Refusal{
-			Code: CodeLink, Reason: fmt.Sprintf("no link to stage %d (%s): %v", s.offer.stage+1, next.node, err),
+			Code: CodeLink, Reason: fmt.Sprintf("no link to stage %s (%s): %v", next.place, next.node, err),
 			Remedy: "check that the node's port is open to this one, or give the peer another --cluster-control-addr",
 		}
 	}
@@ -409,14 +414,14 @@ func (s *session) dialNext(ctx context.Context) (*stageLink, linked, error) {
 		_ = c.Close()
 		return nil, linked{}, refusal(fmt.Errorf("%s: %w", c.Address, err))
 	}
-	s.peer.log.Info("linked to the next stage", "stage", s.offer.stage+1, "node", next.node, "address", c.Address,
+	s.peer.log.Info("linked to the next stage", "stage", next.place.String(), "node", next.node, "address", c.Address,
 		"round_trip", probe.RoundTrip, "mib_per_s", int64(probe.BytesPerSecond)>>20)
 	return link, linked{c.Address, probe.RoundTrip}, nil
 }
 
 // traffic returns the bytes that went over the stage's links; peer.mu is held.
 func (s *session) traffic() (sent, received int64) {
-	for _, c := range s.links {
+	for _, c := range append([]*stageLink{s.previousLink}, s.nextLinks...) {
 		if c != nil {
 			out, in := c.Traffic()
 			sent, received = sent+out, received+in
@@ -433,7 +438,7 @@ func (s *session) status() []StageStatus {
 	self := s.offer.self()
 	sent, received := s.traffic()
 	out := StageStatus{
-		Stage: s.offer.stage, Node: self.node, Address: self.address, Layers: self.layers, Health: "ok",
+		Stage: s.offer.place.Stage, Node: self.node, Address: self.address, Layers: self.layers, Health: "ok",
 		Phase: s.peer.assignment.phase, KVBudget: self.kvBudget, RoundTrip: s.heartbeat.RoundTrip(),
 		LinkAddress: s.link.address, LinkRoundTrip: s.link.roundTrip, Sent: sent, Received: received,
 		BusyFraction: s.seen.fraction, Loaded: s.load.Loaded, LoadTotal: s.load.Total,

@@ -48,7 +48,7 @@ func (l *stageLink) WriteBuffers(bufs ...[]byte) (int, error) {
 
 // beatNext begins to beat with the next stage, at the address at which the link was made.
 func (s *session) beatNext(ctx context.Context, link *stageLink, address string, accept func(securelink.Identity) error) error {
-	opening := transport.Opening{Kind: transport.KindHeartbeat, Session: s.id, Stage: link.Opening.Stage}
+	opening := transport.Opening{Kind: transport.KindHeartbeat, Session: s.id, Place: link.Opening.Place}
 	conn, err := s.peer.dial.Connect(ctx, []string{address}, opening, accept)
 	if err != nil {
 		return err
@@ -62,7 +62,7 @@ func (s *session) beatPrevious(conn *transport.Conn) {
 	s.beat(conn, func() *stageLink {
 		s.peer.mu.Lock()
 		defer s.peer.mu.Unlock()
-		return s.links[0]
+		return s.previousLink
 	})
 }
 

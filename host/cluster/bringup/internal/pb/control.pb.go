@@ -407,13 +407,14 @@ type OfferRequest struct {
 	Family        string                 `protobuf:"bytes,5,opt,name=family,proto3" json:"family,omitempty"`
 	Accelerator   string                 `protobuf:"bytes,6,opt,name=accelerator,proto3" json:"accelerator,omitempty"` // sdk.Device.Kind
 	Stage         int64                  `protobuf:"varint,7,opt,name=stage,proto3" json:"stage,omitempty"`            // the receiver's
-	Stages        []*Stage               `protobuf:"bytes,8,rep,name=stages,proto3" json:"stages,omitempty"`
-	Context       int64                  `protobuf:"varint,9,opt,name=context,proto3" json:"context,omitempty"` // tokens of each sequence that the plan leaves room for
+	Stages        []*Stage               `protobuf:"bytes,8,rep,name=stages,proto3" json:"stages,omitempty"`           // every place, in order
+	Context       int64                  `protobuf:"varint,9,opt,name=context,proto3" json:"context,omitempty"`        // tokens of each sequence that the plan leaves room for
 	Sequences     int64                  `protobuf:"varint,10,opt,name=sequences,proto3" json:"sequences,omitempty"`
 	PrefillChunk  int64                  `protobuf:"varint,11,opt,name=prefill_chunk,json=prefillChunk,proto3" json:"prefill_chunk,omitempty"`
 	MicroBatch    int64                  `protobuf:"varint,12,opt,name=micro_batch,json=microBatch,proto3" json:"micro_batch,omitempty"`
 	Slots         int64                  `protobuf:"varint,13,opt,name=slots,proto3" json:"slots,omitempty"`
 	Config        []byte                 `protobuf:"bytes,14,opt,name=config,proto3" json:"config,omitempty"` // the cluster's TOML
+	Rank          int64                  `protobuf:"varint,15,opt,name=rank,proto3" json:"rank,omitempty"`    // of the receiver within its stage
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -546,6 +547,13 @@ func (x *OfferRequest) GetConfig() []byte {
 	return nil
 }
 
+func (x *OfferRequest) GetRank() int64 {
+	if x != nil {
+		return x.Rank
+	}
+	return 0
+}
+
 type Stage struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Node          string                 `protobuf:"bytes,1,opt,name=node,proto3" json:"node,omitempty"`             // id in the cluster's TOML
@@ -556,6 +564,8 @@ type Stage struct {
 	End           int64                  `protobuf:"varint,6,opt,name=end,proto3" json:"end,omitempty"`
 	MemoryBytes   int64                  `protobuf:"varint,7,opt,name=memory_bytes,json=memoryBytes,proto3" json:"memory_bytes,omitempty"` // what the operator lets it use; 0 is what its device has
 	KvBudget      int64                  `protobuf:"varint,8,opt,name=kv_budget,json=kvBudget,proto3" json:"kv_budget,omitempty"`          // 0 sets no limit
+	Stage         int64                  `protobuf:"varint,9,opt,name=stage,proto3" json:"stage,omitempty"`
+	Rank          int64                  `protobuf:"varint,10,opt,name=rank,proto3" json:"rank,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -642,6 +652,20 @@ func (x *Stage) GetMemoryBytes() int64 {
 func (x *Stage) GetKvBudget() int64 {
 	if x != nil {
 		return x.KvBudget
+	}
+	return 0
+}
+
+func (x *Stage) GetStage() int64 {
+	if x != nil {
+		return x.Stage
+	}
+	return 0
+}
+
+func (x *Stage) GetRank() int64 {
+	if x != nil {
+		return x.Rank
 	}
 	return 0
 }
@@ -1717,7 +1741,7 @@ const file_mlxcel_cluster_v1_control_proto_rawDesc = "" +
 	"WeightFile\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x12\n" +
 	"\x04size\x18\x02 \x01(\x03R\x04size\x12\x12\n" +
-	"\x04hash\x18\x03 \x01(\tR\x04hash\"\xbf\x03\n" +
+	"\x04hash\x18\x03 \x01(\tR\x04hash\"\xd3\x03\n" +
 	"\fOfferRequest\x12\x14\n" +
 	"\x05epoch\x18\x01 \x01(\x04R\x05epoch\x12\x18\n" +
 	"\acluster\x18\x02 \x01(\tR\acluster\x12\x18\n" +
@@ -1734,7 +1758,8 @@ const file_mlxcel_cluster_v1_control_proto_rawDesc = "" +
 	"\vmicro_batch\x18\f \x01(\x03R\n" +
 	"microBatch\x12\x14\n" +
 	"\x05slots\x18\r \x01(\x03R\x05slots\x12\x16\n" +
-	"\x06config\x18\x0e \x01(\fR\x06config\"\xd1\x01\n" +
+	"\x06config\x18\x0e \x01(\fR\x06config\x12\x12\n" +
+	"\x04rank\x18\x0f \x01(\x03R\x04rank\"\xfb\x01\n" +
 	"\x05Stage\x12\x12\n" +
 	"\x04node\x18\x01 \x01(\tR\x04node\x12\x18\n" +
 	"\aaddress\x18\x02 \x01(\tR\aaddress\x12\x1e\n" +
@@ -1745,7 +1770,10 @@ const file_mlxcel_cluster_v1_control_proto_rawDesc = "" +
 	"\x05start\x18\x05 \x01(\x03R\x05start\x12\x10\n" +
 	"\x03end\x18\x06 \x01(\x03R\x03end\x12!\n" +
 	"\fmemory_bytes\x18\a \x01(\x03R\vmemoryBytes\x12\x1b\n" +
-	"\tkv_budget\x18\b \x01(\x03R\bkvBudget\"\f\n" +
+	"\tkv_budget\x18\b \x01(\x03R\bkvBudget\x12\x14\n" +
+	"\x05stage\x18\t \x01(\x03R\x05stage\x12\x12\n" +
+	"\x04rank\x18\n" +
+	" \x01(\x03R\x04rank\"\f\n" +
 	"\n" +
 	"OfferReply\"$\n" +
 	"\fEpochRequest\x12\x14\n" +
