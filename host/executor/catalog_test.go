@@ -116,8 +116,8 @@ func TestRefusals(t *testing.T) {
 		{name: "prints-on", script: "#!/bin/sh\nexec yes junk\n", want: &NotPluginError{}, text: `printed "junk"`},
 		{name: "greets-and-hangs", script: "#!/bin/sh\necho hello\nexec sleep 600\n", start: brief, want: &NotPluginError{}, text: `printed "hello"`},
 		{name: "hangs-with-a-child", script: "#!/bin/sh\nsleep 600\n", start: brief, want: &StartTimeoutError{}, text: "within 5s"},
-		{name: "false-handshake", script: "#!/bin/sh\necho '1|1|unix|/nowhere|grpc|'\nexec sleep 600\n", want: &NotPluginError{}, text: "/nowhere"},
-		{name: "garbled-handshake", script: "#!/bin/sh\necho '1|1|carrier|pigeon|grpc|'\nexec sleep 600\n", want: &NotPluginError{}, text: "pigeon"},
+		{name: "false-handshake", script: "#!/bin/sh\necho '1|2|unix|/nowhere|grpc|'\nexec sleep 600\n", want: &NotPluginError{}, text: "/nowhere"},
+		{name: "garbled-handshake", script: "#!/bin/sh\necho '1|2|carrier|pigeon|grpc|'\nexec sleep 600\n", want: &NotPluginError{}, text: "pigeon"},
 		{name: "for-another-machine", script: "\x7fELF\x02\x01\x01\x00 nothing that runs", want: &NotPluginError{}, text: "exec format error"},
 		{name: "dies-at-start", want: &DeathError{}, text: "exit code 127; its last log lines:\n  library not found"},
 		{name: "killed-at-start", script: "#!/bin/sh\nkill -9 $$\n", want: &DeathError{}, text: "killed by SIGKILL"},
@@ -369,7 +369,7 @@ func TestEnvironmentIsClean(t *testing.T) {
 	}
 	slices.Sort(names)
 	want := []string{
-		"EXTRA", "MLXCEL_EXECUTOR", "MLXCEL_LIFELINE_FD", "MLXCEL_LOG_LEVEL", "MLXCEL_REGION_FD", "MLX_X", "PATH",
+		"EXTRA", "MLXCEL_CHANNEL_FD", "MLXCEL_EXECUTOR", "MLXCEL_LIFELINE_FD", "MLXCEL_LOG_LEVEL", "MLXCEL_REGION_FD", "MLX_X", "PATH",
 		"PLUGIN_CLIENT_CERT", "PLUGIN_MAX_PORT", "PLUGIN_MIN_PORT", "PLUGIN_PROTOCOL_VERSIONS", "PLUGIN_UNIX_SOCKET_DIR", "TMPDIR",
 	}
 	if !slices.Equal(names, want) {

@@ -72,6 +72,7 @@ type call struct {
 	errs    []error       // of operations, by arrival
 	heard   []bool        // of an operation: the ports whose answer came
 	plan    *StepPlan
+	counted []bool // of the plan's sequences: the sampler counts tokens
 	done    []bool // micro-batches finished or failed
 	failed  []int  // micro-batches failed and not yet given up
 	causes  []failedMicroBatch
@@ -164,8 +165,8 @@ func (c *coordinator) begin(ctx context.Context, seqs []sdk.SeqStep) (uint64, *c
 	if err != nil {
 		return 0, nil, err
 	}
-	call := newStepCall(c.plan(present, counted))
-	call.absent = absent
+	call := newStepCall(c.plan(present))
+	call.absent, call.counted = absent, counted
 	if len(present) == 0 {
 		call.wake()
 		return 0, call, nil
@@ -209,8 +210,8 @@ func (c *coordinator) checkRows(seqs []sdk.SeqStep) error {
 }
 
 // plan cuts a batch into micro-batches.
-func (c *coordinator) plan(seqs []sdk.SeqStep, counted []bool) *StepPlan {
-	p := &StepPlan{Seqs: seqs, IDs: make([]sdk.SeqID, len(seqs)), counted: counted, Cuts: make([]int, 1, 2+len(seqs)/c.microBatch)}
+func (c *coordinator) plan(seqs []sdk.SeqStep) *StepPlan {
+	p := &StepPlan{Seqs: seqs, IDs: make([]sdk.SeqID, len(seqs)), Cuts: make([]int, 1, 2+len(seqs)/c.microBatch)}
 	for i := range seqs {
 		p.IDs[i] = seqs[i].Seq
 	}
@@ -249,9 +250,13 @@ func (c *coordinator) give(o Order, call *call) (uint64, error) {
 		return 0, err
 	}
 	c.lastID = o.ID
+	var counted []bool
+	if call != nil {
+		counted = call.counted
+	}
 	c.cut = c.cut[:0]
 	for _, role := range c.roles {
-		c.cut = append(c.cut, o.For(role))
+		c.cut = append(c.cut, o.For(role, counted))
 	}
 	for _, p := range c.ports {
 		p.Order(c.cut[p.role])

@@ -29,8 +29,6 @@ type StepPlan struct {
 	Seqs []sdk.SeqStep
 	IDs  []sdk.SeqID // of Seqs
 	Cuts []int       // micro-batch i is Seqs[Cuts[i]:Cuts[i+1]]
-
-	counted []bool // of Seqs: the sampler counts tokens; the coordinator's, to cut the plan by
 }
 
 // MicroBatches returns the number of micro-batches.

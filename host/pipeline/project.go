@@ -6,10 +6,11 @@ import "github.com/mlxcel/mlxcel/sdk"
 // answers where the sampler counts tokens; what is wanted of the rows, masks and targets among it, to the one that answers;
 // to others a sequence, a position and a number of rows.
 
-// For returns what a place with that role needs of an order. The order itself stays as it is.
-func (o Order) For(role sdk.StageRole) Order {
+// For returns what a place with that role needs of an order; counted tells of each sequence of a plan whether its sampler
+// counts tokens, nil that none does. The order itself stays as it is.
+func (o Order) For(role sdk.StageRole, counted []bool) Order {
 	if o.Plan != nil {
-		o.Plan = o.Plan.For(role)
+		o.Plan = o.Plan.For(role, counted)
 	}
 	if r, ok := o.Op.(sdk.Reservation); ok {
 		o.Op = reservationFor(r, role)
@@ -18,7 +19,7 @@ func (o Order) For(role sdk.StageRole) Order {
 }
 
 // For returns what a place with that role needs of a plan. The plan itself stays as it is.
-func (p *StepPlan) For(role sdk.StageRole) *StepPlan {
+func (p *StepPlan) For(role sdk.StageRole, counted []bool) *StepPlan {
 	if role.TakesTokens && role.Answers {
 		return p
 	}
@@ -28,16 +29,13 @@ func (p *StepPlan) For(role sdk.StageRole) *StepPlan {
 		if !role.Answers {
 			s.Want, s.TopN, s.Logprob, s.Targets, s.Allowed = sdk.WantNothing, 0, false, nil, nil
 		}
-		if counted := role.Answers && p.counts(i); !role.TakesTokens && !counted {
+		if counts := role.Answers && counted != nil && counted[i]; !role.TakesTokens && !counts {
 			s.Tokens = nil
 		}
 		cut.Seqs[i] = s
 	}
 	return cut
 }
-
-// counts tells whether the sampler of sequence i counts its tokens.
-func (p *StepPlan) counts(i int) bool { return i < len(p.counted) && p.counted[i] }
 
 // reservationFor returns what a place with that role needs of a reservation.
 func reservationFor(r sdk.Reservation, role sdk.StageRole) sdk.Reservation {

@@ -41,7 +41,7 @@ func newPlaceConn(at sdk.Place, places int, bytes *atomic.Int64) *placeConn {
 }
 
 // order gives the place what its role needs of an order.
-func (c *placeConn) order(o pipeline.Order) { c.port.Order(o.For(c.role)) }
+func (c *placeConn) order(o pipeline.Order) { c.port.Order(o.For(c.role, nil)) }
 
 // someIDs are token ids as large as those of today's vocabularies.
 func someIDs(n int) []int32 {

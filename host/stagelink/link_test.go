@@ -370,7 +370,7 @@ func TestActivationsCostNoAllocations(t *testing.T) {
 type reports chan string
 
 func (r reports) Answered(at sdk.Place, epoch, order uint64, err error) {
-	r <- fmt.Sprintf("answered %d %d.%d: %v", at, epoch, order, err)
+	r <- fmt.Sprintf("answered %s %d.%d: %v", at, epoch, order, err)
 }
 func (r reports) Finished(t pipeline.Tag, results []sdk.SeqResult) {
 	r <- fmt.Sprintf("finished %v: token %d", t, results[0].Token)

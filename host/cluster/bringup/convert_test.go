@@ -33,6 +33,11 @@ func TestMessagesLoseNothing(t *testing.T) {
 	learned.Reached = "" // the coordinator's own observation
 	learned.Profile.Adjacency = []sdk.AdjacencyGroup{{Source: 0, Consumer: 1, Reason: "r"}}
 	learned.Profile.Boundary.Dtype = sdk.DtypeFloat16
+	for i := range learned.Profile.Layers {
+		for j := range learned.Profile.Layers[i].States {
+			learned.Profile.Layers[i].States[j].Kind = sdk.StateLatent
+		}
+	}
 	message, err := learned.message()
 	if err != nil {
 		t.Fatal(err)
