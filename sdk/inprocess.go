@@ -90,6 +90,7 @@ func serveGRPC(s *server) (conn *grpc.ClientConn, stop func() error, err error) 
 	}
 	return conn, func() error {
 		err := conn.Close()
+		near.Close() // nobody has where there was no call
 		g.Stop()
 		return errors.Join(err, <-served)
 	}, nil

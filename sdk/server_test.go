@@ -660,3 +660,14 @@ func TestLackingCapabilities(t *testing.T) {
 		})
 	}
 }
+
+// TestInProcessWithoutACall ends what nobody has used.
+func TestInProcessWithoutACall(t *testing.T) {
+	_, stop, err := InProcess(&Echo{Width: 1})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := stop(); err != nil {
+		t.Error(err)
+	}
+}
