@@ -269,7 +269,7 @@ func TestOneFailedChoiceEndsTheRequest(t *testing.T) {
 		}
 		return silent()
 	}
-	if w := r.post("/v1/completions", `{"prompt":"x","n":3}`); w.Code != http.StatusInternalServerError {
+	if w := r.post("/v1/completions", `{"prompt":["x","y"],"n":3}`); w.Code != http.StatusInternalServerError {
 		t.Errorf("%d %s", w.Code, w.Body)
 	}
 	for i, s := range r.scheduler.streams {
@@ -289,8 +289,13 @@ func TestChoicesAreQueuedAllOrNone(t *testing.T) {
 	if w := r.post("/v1/completions", `{"prompt":"x","n":3}`); w.Code != http.StatusTooManyRequests {
 		t.Errorf("%d %s", w.Code, w.Body)
 	}
-	if r.scheduler.streams[0].ctx.Err() == nil {
-		t.Error("the first choice stays in the queue")
+	if len(r.scheduler.streams) != 3 {
+		t.Errorf("%d choices queued before the refusal, want 3", len(r.scheduler.streams))
+	}
+	for i, stream := range r.scheduler.streams {
+		if stream.ctx.Err() == nil {
+			t.Errorf("choice %d of the first prompt stays in the queue", i)
+		}
 	}
 }
 
