@@ -269,7 +269,7 @@ func TestOneFailedChoiceEndsTheRequest(t *testing.T) {
 		}
 		return silent()
 	}
-	if w := r.post("/v1/completions", `{"prompt":["x","y"],"n":3}`); w.Code != http.StatusInternalServerError {
+	if w := r.post("/v1/completions", `{"prompt":"x","n":3}`); w.Code != http.StatusInternalServerError {
 		t.Errorf("%d %s", w.Code, w.Body)
 	}
 	for i, s := range r.scheduler.streams {
@@ -286,7 +286,7 @@ func TestChoicesAreQueuedAllOrNone(t *testing.T) {
 		r.scheduler.refuse = &batch.QueueFullError{Depth: 1, RetryAfter: time.Second}
 		return silent()
 	}
-	if w := r.post("/v1/completions", `{"prompt":"x","n":3}`); w.Code != http.StatusTooManyRequests {
+	if w := r.post("/v1/completions", `{"prompt":["x","y"],"n":3}`); w.Code != http.StatusTooManyRequests {
 		t.Errorf("%d %s", w.Code, w.Body)
 	}
 	if len(r.scheduler.streams) != 3 {
