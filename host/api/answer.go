@@ -101,27 +101,26 @@ func (s *Server) answer(w http.ResponseWriter, r *http.Request, j *job) *Error {
 func (s *Server) submit(ctx context.Context, j *job) ([]*choice, error) {
 	var choices []*choice
 	for _, in := range j.prompts {
-		for n := range j.choices {
+		streams, err := j.model.Scheduler.SubmitChoices(ctx, s.request(j, in), j.choices)
+		if err != nil {
+			return nil, err
+		}
+		for _, stream := range streams {
 			t, err := newTranscript(j.model.Tokenizer, j.stop, j.logprobs)
 			if err != nil {
 				return nil, err
 			}
-			c := &choice{input: in, index: len(choices), transcript: *t}
-			if c.stream, err = j.model.Scheduler.Submit(ctx, s.request(j, in, n)); err != nil {
-				return nil, err
-			}
-			choices = append(choices, c)
+			choices = append(choices, &choice{input: in, index: len(choices), transcript: *t, stream: stream})
 		}
 	}
 	return choices, nil
 }
 
-func (s *Server) request(j *job, in input, n int) batch.Request {
+func (s *Server) request(j *job, in input) batch.Request {
 	req := batch.Request{
 		Prompt: in.ids, MaxTokens: j.maxTokens, Sampler: j.sampler, EOS: j.model.EOS, IgnoreEOS: j.ignoreEOS,
 		TopN: j.topN, Logprob: j.logprobs, WantScores: j.scores, Priority: j.priority,
 	}
-	req.Sampler.Choice = uint32(n)
 	if req.MaxTokens == 0 {
 		req.MaxTokens = max(1, min(s.cfg.DefaultMaxTokens, j.model.Scheduler.Limit()-len(in.ids)))
 	}

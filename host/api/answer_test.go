@@ -287,11 +287,16 @@ func TestChoicesAreQueuedAllOrNone(t *testing.T) {
 		r.scheduler.refuse = &batch.QueueFullError{Depth: 1, RetryAfter: time.Second}
 		return silent()
 	}
-	if w := r.post("/v1/completions", `{"prompt":"x","n":3}`); w.Code != http.StatusTooManyRequests {
+	if w := r.post("/v1/completions", `{"prompt":["x","y"],"n":3}`); w.Code != http.StatusTooManyRequests {
 		t.Errorf("%d %s", w.Code, w.Body)
 	}
-	if r.scheduler.streams[0].ctx.Err() == nil {
-		t.Error("the first choice stays in the queue")
+	if len(r.scheduler.streams) != 3 {
+		t.Errorf("%d choices queued before the refusal, want 3", len(r.scheduler.streams))
+	}
+	for i, stream := range r.scheduler.streams {
+		if stream.ctx.Err() == nil {
+			t.Errorf("choice %d of the first prompt stays in the queue", i)
+		}
 	}
 }
 

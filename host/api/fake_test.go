@@ -29,18 +29,23 @@ type fakeScheduler struct {
 	sick     error
 }
 
-func (f *fakeScheduler) Submit(ctx context.Context, r batch.Request) (Stream, error) {
+func (f *fakeScheduler) SubmitChoices(ctx context.Context, r batch.Request, n int) ([]Stream, error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	if f.refuse != nil {
 		return nil, f.refuse
 	}
-	f.requests = append(f.requests, r)
-	s := f.answer(r)
-	s.report(r)
-	s.ctx = ctx
-	f.streams = append(f.streams, s)
-	return s, nil
+	var streams []Stream
+	for range n {
+		f.requests = append(f.requests, r)
+		s := f.answer(r)
+		s.report(r)
+		s.ctx = ctx
+		f.streams = append(f.streams, s)
+		streams = append(streams, s)
+		r.Sampler.Choice++
+	}
+	return streams, nil
 }
 
 func (f *fakeScheduler) Limit() int              { return f.limit }

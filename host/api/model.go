@@ -54,8 +54,9 @@ func (m *Model) numerics() numerics {
 
 // Scheduler runs requests; Batch makes one of a *batch.Scheduler.
 type Scheduler interface {
-	// Submit queues a request. The end of ctx cancels it.
-	Submit(ctx context.Context, r batch.Request) (Stream, error)
+	// SubmitChoices queues n answers to a request, all or none, with samplers that count the choices up. The end of ctx
+	// cancels them.
+	SubmitChoices(ctx context.Context, r batch.Request, n int) ([]Stream, error)
 	// Limit returns the positions that one sequence can have, prompt and answer together.
 	Limit() int
 	Status() batch.Status
@@ -80,13 +81,17 @@ type Stream interface {
 // Batch is the scheduler of continuous batching.
 type Batch struct{ *batch.Scheduler }
 
-// Submit is Scheduler's.
-func (b Batch) Submit(ctx context.Context, r batch.Request) (Stream, error) {
-	s, err := b.Scheduler.Submit(ctx, r)
+// SubmitChoices is Scheduler's.
+func (b Batch) SubmitChoices(ctx context.Context, r batch.Request, n int) ([]Stream, error) {
+	queued, err := b.Scheduler.SubmitChoices(ctx, r, n)
 	if err != nil {
 		return nil, err
 	}
-	return s, nil
+	streams := make([]Stream, len(queued))
+	for i, s := range queued {
+		streams[i] = s
+	}
+	return streams, nil
 }
 
 var _ Stream = (*batch.Stream)(nil)

@@ -26,10 +26,10 @@ func (c *core) survey() load {
 		case j.ended:
 		case j.streaming():
 			l.streams++
-			if j.place == placeReady {
+			if j.place == placeReady && !c.holds(j) {
 				l.decode = append(l.decode, j)
 			}
-		case j.place == placeReady:
+		case j.place == placeReady && !c.holds(j):
 			l.prefill = append(l.prefill, j)
 		}
 	}
@@ -223,7 +223,8 @@ func (c *core) wholePiece(j *job) int { return min(len(j.history)-j.fed, c.chunk
 // board gives a job its share of a step, of so many rows at most, and returns how many it took.
 func (c *core) board(f *flight, j *job, rows int) int {
 	decoding := j.decoding()
-	step := j.next(rows)
+	step := j.next(min(rows, c.cut(j)-j.fed))
+	step.Snapshot = j.snapshots > 0 && j.missed() && step.End() == c.keep(j)
 	rows = step.Rows
 	if decoding {
 		f.decodes++

@@ -54,12 +54,13 @@ type coreConfig struct {
 
 // orders is what the core wants done, in this order.
 type orders struct {
-	release []sdk.SeqID
-	reserve []*job
-	steps   []*flight
-	abort   []*flight
-	tokens  []delivery
-	ended   []*job
+	release  []sdk.SeqID
+	reserve  []*job
+	steps    []*flight
+	abort    []*flight
+	tokens   []delivery
+	ended    []*job
+	unshared []unshared // to be logged
 }
 
 type delivery struct {
@@ -81,7 +82,11 @@ type job struct {
 	steps     int     // steps under way
 	scores    []float32
 	generated int
-	since     int    // tokens generated since it joined, or joined again
+	since     int // tokens generated since it joined, or joined again
+	choices   *choices
+	from      *job   // whose positions it is being reserved with
+	lending   int    // sequences that are being reserved with its positions
+	snapshots int    // that its sequence may hold
 	turn      uint64 // when it went to the back of the line
 	lap       int    // prompt rows that it had since
 
@@ -103,6 +108,7 @@ type place int
 
 const (
 	placeQueue   place = iota
+	placeWaiting       // admitted; it will begin with what another choice has prefilled
 	placeJoining       // its sequence is being reserved
 	placeReady         // for a step; pieces of its prompt may be under way
 	placeFlight        // in a step whose result must come first
@@ -161,32 +167,44 @@ func (c *core) take() orders {
 	return out
 }
 
-// submit queues a job, or refuses it.
-func (c *core) submit(now time.Time, j *job) error {
-	if err := c.ledger.Check(len(j.req.Prompt), j.req.MaxTokens); err != nil {
+// submit queues the choices of a request, or refuses them all.
+func (c *core) submit(now time.Time, jobs ...*job) error {
+	req := jobs[0].req
+	if err := c.ledger.Check(len(req.Prompt), req.MaxTokens); err != nil {
 		return err
 	}
-	if len(c.queue) >= c.cfg.maxQueue && !c.canJoin(j) {
+	if len(jobs) > c.queueRoom() {
 		c.counters.QueueFull++
-		return &QueueFullError{Depth: len(c.queue), RetryAfter: c.retryAfter()}
+		return &QueueFullError{Depth: len(c.queue), Choices: len(jobs), RetryAfter: c.retryAfter()}
 	}
+	newChoices(jobs)
+	for _, j := range jobs {
+		c.accepted(now, j)
+	}
+	return nil
+}
+
+func (c *core) accepted(now time.Time, j *job) {
 	c.counters.Requests++
 	j.history = slices.Clip(j.req.Prompt)
 	j.submitted = now
 	if j.complete() {
 		c.end(now, j, FinishLength, nil)
-		return nil
+		return
 	}
 	if len(c.queue) == 0 && len(c.active) == 0 {
 		c.progress = now
 	}
 	c.enqueue(j)
-	return nil
 }
 
-// canJoin tells whether a new job would not have to wait, as far as the queue knows.
-func (c *core) canJoin(j *job) bool {
-	return len(c.queue) == 0 && len(c.active) < c.cfg.maxActive && !c.halted
+// queueRoom is how many more jobs may come: that wait, and that would not have to, as far as the queue knows.
+func (c *core) queueRoom() int {
+	room := c.cfg.maxQueue - len(c.queue)
+	if len(c.queue) == 0 && !c.halted {
+		room += c.cfg.maxActive - len(c.active)
+	}
+	return room
 }
 
 // retryAfter is when the next place is likely to become free.
@@ -232,16 +250,20 @@ func (c *core) end(now time.Time, j *job, reason FinishReason, err error) {
 	case placeQueue:
 		c.queue = slices.DeleteFunc(c.queue, func(o *job) bool { return o == j })
 		j.place = placeGone
+	case placeWaiting:
+		c.drop(j)
 	case placeReady, placeFlight, placeSpoiled:
 		c.leave(now, j)
 	}
 }
 
-// leave releases an ended job's sequence as soon as no step has it.
+// leave releases an ended job's sequence as soon as no step has it, and nobody begins with it.
 func (c *core) leave(now time.Time, j *job) {
-	if j.steps == 0 {
+	switch {
+	case j.lending > 0:
+	case j.steps == 0:
 		c.release(now, j)
-	} else {
+	default:
 		c.abortIdle()
 	}
 }
@@ -339,6 +361,7 @@ func (c *core) decide(now time.Time) {
 	}
 	c.relieve(now)
 	c.join(now)
+	c.share()
 	for c.compose(now) {
 	}
 }
@@ -351,19 +374,22 @@ func (c *core) join(now time.Time) {
 		if j.refused != nil && j.refused.Reason == kvledger.ReasonRejectedByStage && j.refusedAt == c.freed {
 			return // nothing has been released since
 		}
-		seq := c.newSeq()
-		err := c.ledger.Admit(kvledger.Sequence{Seq: seq, Length: len(j.history), MaxLen: j.length()})
-		if err != nil {
+		from := c.source(j)
+		if err := c.admit(j, from); err != nil {
 			c.refuse(now, j, err)
 			return
 		}
 		c.queue = slices.Delete(c.queue, 0, 1)
-		j.place, j.seq, j.fed, j.held, j.since = placeJoining, seq, 0, 0, 0
+		j.fed, j.held, j.since, j.from, j.lending = 0, 0, 0, nil, 0
 		j.scores = c.restartScores(j)
 		j.refused, j.waiting = nil, time.Time{}
 		c.toTheBack(j)
 		c.active = append(c.active, j)
-		c.out.reserve = append(c.out.reserve, j)
+		if from == nil {
+			c.reserve(j)
+		} else {
+			j.place = placeWaiting
+		}
 	}
 }
 
@@ -392,6 +418,10 @@ func (c *core) refuse(now time.Time, j *job, err error) {
 // reserved tells how a job's reservation ended.
 func (c *core) reserved(now time.Time, j *job, err error) {
 	c.progress = now
+	shared := j.from != nil
+	if shared {
+		defer c.lent(now, j) // first of all it is known what became of j
+	}
 	if err == nil {
 		j.place = placeReady
 		if !j.everJoined {
@@ -404,6 +434,10 @@ func (c *core) reserved(now time.Time, j *job, err error) {
 	}
 	if sdk.CodeOf(err) == sdk.CodeOutOfMemory && !j.ended {
 		c.rejected(now, j, err)
+		return
+	}
+	if shared && canDoAlone(err) && !j.ended {
+		c.part(j, err)
 		return
 	}
 	c.drop(j)

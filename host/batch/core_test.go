@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -19,8 +20,10 @@ import (
 //	new [stages=1] [active=4] [batch=4] [queue=4] [micro=0] [chunk=8] [decode-chunk=0] [budget=0] [policy=<name>]
 //	    [groups] [patience=<duration>] [whole]
 //	at <duration>                                    the clock
-//	submit <name> prompt=<n> max=<n> [priority=<n>] [deadline=<duration>] [scores]
-//	reserved <name> [error=memory|broken]            its sequence is there
+//	submit <name> prompt=<n> max=<n> [priority=<n>] [deadline=<duration>] [scores] [choices=<n>]
+//	                                                 choices are named <name>0, <name>1 and so on
+//	reserved <name> [error=memory|broken|unsupported]
+//	                                                 its sequence is there
 //	done <flight> [eos=<name>] [failed=<name>] [spoiled=<name>]
 //	                                                 the step has ended; each stream got token 1, or the EOS 9
 //	cancel <name> | stop <name> | lost | resume
@@ -140,9 +143,18 @@ func (r *coreRun) submit(t *testing.T, d *datadriven.TestData, name string) erro
 	for i := range prompt {
 		req.Prompt = append(req.Prompt, int32(i))
 	}
-	j := &job{id: uint64(len(r.jobs) + 1), req: &req}
-	r.jobs[name], r.names[j] = j, name
-	return r.c.submit(r.now, j)
+	choices := 0
+	d.MaybeScanArgs(t, "choices", &choices)
+	var jobs []*job
+	for i := range max(1, choices) {
+		j, called := &job{id: uint64(len(r.jobs) + 1), req: &req}, name
+		if choices > 0 {
+			called += strconv.Itoa(i)
+		}
+		r.jobs[called], r.names[j] = j, called
+		jobs = append(jobs, j)
+	}
+	return r.c.submit(r.now, jobs...)
 }
 
 func (r *coreRun) reserveError(t *testing.T, d *datadriven.TestData) error {
@@ -153,6 +165,8 @@ func (r *coreRun) reserveError(t *testing.T, d *datadriven.TestData) error {
 		return &pipeline.StageError{Place: sdk.Place{Stage: r.c.cfg.stages - 1}, Plugin: "fake", Phase: pipeline.PhaseReserve, Err: sdk.Errorf(sdk.CodeOutOfMemory, "no room")}
 	case "broken":
 		return stageError(0)
+	case "unsupported":
+		return &pipeline.StageError{Stage: 0, Plugin: "fake", Phase: pipeline.PhaseReserve, Err: sdk.Errorf(sdk.CodeUnsupported, "the window has passed")}
 	}
 	return nil
 }
@@ -199,7 +213,11 @@ func (r *coreRun) print(o orders) string {
 	}
 	for _, j := range o.reserve {
 		r.bySeq[j.seq] = r.names[j]
-		fmt.Fprintf(&b, "reserve %s\n", r.names[j])
+		fmt.Fprintf(&b, "reserve %s", r.names[j])
+		if j.from != nil {
+			fmt.Fprintf(&b, " with %d of %s", j.fed, r.names[j.from])
+		}
+		b.WriteByte('\n')
 	}
 	for _, f := range o.steps {
 		fmt.Fprintf(&b, "step %d:", f.id)
@@ -210,6 +228,9 @@ func (r *coreRun) print(o orders) string {
 				role = "'"
 			}
 			want := [...]string{"", " token", " scores", " logits"}[s.Want]
+			if s.Snapshot {
+				want += " snapshot"
+			}
 			fmt.Fprintf(&b, " %s%s[%d:%d]%s", r.names[p.job], role, s.Pos, s.End(), want)
 		}
 		b.WriteByte('\n')
@@ -219,6 +240,9 @@ func (r *coreRun) print(o orders) string {
 	}
 	for _, d := range o.tokens {
 		fmt.Fprintf(&b, "token %s\n", r.names[d.job])
+	}
+	for _, u := range o.unshared {
+		fmt.Fprintf(&b, "unshared %s (%v)\n", r.names[u.job], u.err)
 	}
 	for _, j := range o.ended {
 		fmt.Fprintf(&b, "end %s %s", r.names[j], j.reason)

@@ -17,11 +17,16 @@ var (
 
 // QueueFullError refuses a request because too many wait. A server answers it with 429.
 type QueueFullError struct {
-	Depth      int           // requests that wait, as many as may
+	Depth      int           // requests that wait
+	Choices    int           // that were to wait as well
 	RetryAfter time.Duration // an estimate of when one of them will have left the queue, at least 1 s
 }
 
 func (e *QueueFullError) Error() string {
+	if e.Choices > 1 {
+		return fmt.Sprintf("%d requests wait already, and %d choices more are more than may (--max-queue-depth): try again in %.0f s, or ask for fewer",
+			e.Depth, e.Choices, e.RetryAfter.Seconds())
+	}
 	return fmt.Sprintf("%d requests wait already, as many as may (--max-queue-depth): try again in %.0f s", e.Depth, e.RetryAfter.Seconds())
 }
 

@@ -25,6 +25,7 @@ type fakeRuntime struct {
 	perRow   time.Duration
 	hop      time.Duration
 	capacity int // positions that all sequences may hold together; 0 means any
+	back     int // positions that a state can go back without a snapshot; 0 means any, less than 0 none
 	onStep   func(seqs []sdk.SeqStep) error
 
 	lastSeq atomic.Uint64
@@ -33,6 +34,8 @@ type fakeRuntime struct {
 	faults  []string // what a scheduler must never do
 	steps   int
 	rows    []int // of each step
+	prompts int   // rows of prompts
+	shares  int   // sequences that began with positions of another
 	most    int   // sequences reserved at once
 	err     error
 	done    chan struct{}
@@ -45,6 +48,7 @@ type fakeSeq struct {
 	busy     bool   // in a step whose result must come first
 	steps    int    // under way
 	failed   error  // in a step; all that is left to do is to release it
+	snapshot int    // positions at which it has one; 0 means none
 }
 
 func newFake(stages int) *fakeRuntime {
@@ -119,7 +123,13 @@ func (f *fakeRuntime) wait(ctx context.Context, d time.Duration) error {
 }
 
 func (f *fakeRuntime) Reserve(ctx context.Context, r sdk.Reservation) error {
+	if err := f.canBegin(r); err != nil {
+		return err
+	}
 	if err := f.pass(ctx, 0); err != nil {
+		return err
+	}
+	if err := f.canBegin(r); err != nil {
 		return err
 	}
 	f.mu.Lock()
@@ -130,8 +140,36 @@ func (f *fakeRuntime) Reserve(ctx context.Context, r sdk.Reservation) error {
 	if f.capacity > 0 && f.held()+max(r.MaxLen, 1) > f.capacity {
 		return &pipeline.StageError{Place: sdk.Place{Stage: len(f.stages) - 1}, Plugin: "fake", Phase: pipeline.PhaseReserve, Err: sdk.Errorf(sdk.CodeOutOfMemory, "no room")}
 	}
-	f.seqs[r.Seq] = &fakeSeq{reserved: r}
+	s := &fakeSeq{reserved: r}
+	if r.Keep > 0 {
+		from := f.seqs[r.From]
+		s.tokens, s.prompt = slices.Clone(from.tokens[:r.Keep]), slices.Clone(from.prompt[:r.Keep])
+		f.shares++
+	}
+	f.seqs[r.Seq] = s
 	f.most = max(f.most, len(f.seqs))
+	return nil
+}
+
+// canBegin tells whether a sequence can begin with what it is to have of another. That must hold still until it has.
+func (f *fakeRuntime) canBegin(r sdk.Reservation) error {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if r.Keep == 0 {
+		return nil
+	}
+	from := f.seqs[r.From]
+	switch {
+	case from == nil || from.failed != nil:
+		return sdk.Errorf(sdk.CodeUnknownSequence, "sequence %d is not reserved", r.From)
+	case from.steps > 0:
+		return f.fault("sequence %d begins with sequence %d, which is in a step", r.Seq, r.From)
+	case r.Keep >= len(r.Prompt) || r.Keep > len(from.tokens) || !slices.Equal(from.tokens[:r.Keep], r.Prompt[:r.Keep]) || slices.Contains(from.prompt[:r.Keep], false):
+		return f.fault("sequence %d begins with %d positions of sequence %d, which has %d others", r.Seq, r.Keep, r.From, len(from.tokens))
+	case r.Keep != len(from.tokens) && r.Keep != from.snapshot && f.back != 0 && len(from.tokens)-r.Keep > f.back:
+		return &pipeline.StageError{Stage: len(f.stages) - 1, Plugin: "fake", Phase: pipeline.PhaseReserve,
+			Err: sdk.Errorf(sdk.CodeUnsupported, "sequence %d can't go back to %d, but to %d", r.From, r.Keep, len(from.tokens))}
+	}
 	return nil
 }
 
@@ -214,10 +252,12 @@ func (f *fakeRuntime) begin(steps []sdk.SeqStep) (rows int, results []sdk.SeqRes
 			return 0, nil, f.fault("step of sequence %d, which is in one", q.Seq)
 		case q.Pos != len(s.tokens):
 			return 0, nil, f.fault("sequence %d at %d, its state ends at %d", q.Seq, q.Pos, len(s.tokens))
-		case len(q.Tokens) == 0 || len(q.Tokens) > f.chunk:
+		case q.Rows != len(q.Tokens) || q.Rows == 0 || q.Rows > f.chunk:
 			return 0, nil, f.fault("sequence %d brings %d rows", q.Seq, len(q.Tokens))
 		case s.reserved.MaxLen > 0 && q.Pos+len(q.Tokens) > s.reserved.MaxLen:
 			return 0, nil, f.fault("sequence %d outgrows its reservation of %d", q.Seq, s.reserved.MaxLen)
+		case q.Snapshot && s.reserved.Snapshots == 0:
+			return 0, nil, f.fault("sequence %d keeps a snapshot that it has not reserved", q.Seq)
 		case q.Want == sdk.WantScores && len(q.Targets) != len(q.Tokens):
 			return 0, nil, f.fault("sequence %d has %d targets for %d rows", q.Seq, len(q.Targets), len(q.Tokens))
 		}
@@ -233,6 +273,9 @@ func (f *fakeRuntime) begin(steps []sdk.SeqStep) (rows int, results []sdk.SeqRes
 		s.busy = q.Want != sdk.WantNothing
 		s.steps++
 		s.feed(q, &r)
+		if q.Prompt {
+			f.prompts += q.Rows
+		}
 		results = append(results, r)
 	}
 	return rows, results, nil
@@ -273,6 +316,9 @@ func (f *fakeRuntime) end(steps []sdk.SeqStep, failures []pipeline.StepFailure, 
 }
 
 func (s *fakeSeq) feed(q sdk.SeqStep, r *sdk.SeqResult) {
+	if q.Snapshot {
+		s.snapshot = q.End()
+	}
 	for i, t := range q.Tokens {
 		s.tokens, s.prompt = append(s.tokens, t), append(s.prompt, q.Prompt)
 		if q.Want == sdk.WantScores {

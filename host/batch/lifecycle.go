@@ -9,37 +9,61 @@ import (
 	"github.com/mlxcel/mlxcel/host/kvledger"
 )
 
-// Submit queues a request. The errors that need no waiting come at once: *kvledger.TooLongError, *TokenRangeError,
-// ErrEmptyPrompt, *QueueFullError, *UnavailableError, ErrDraining, ErrClosed. The end of ctx cancels the request, also
-// later.
+// Submit queues a request; it is SubmitChoices of one.
 func (s *Scheduler) Submit(ctx context.Context, req Request) (*Stream, error) {
-	if err := s.check(&req); err != nil {
+	streams, err := s.SubmitChoices(ctx, req, 1)
+	if err != nil {
 		return nil, err
 	}
-	j := &job{req: &req}
-	j.stream = newStream(s, j)
-	j.stream.detach = context.AfterFunc(ctx, func() { s.cancelJob(j, context.Cause(ctx)) })
+	return streams[0], nil
+}
+
+// SubmitChoices queues n answers to a request, all or none. They differ in the sampler's choice, which counts up from the
+// request's, and prefill the prompt together. The errors that need no waiting come at once: *kvledger.TooLongError, *TokenRangeError,
+// ErrEmptyPrompt, *QueueFullError, *UnavailableError, ErrDraining, ErrClosed. The end of ctx cancels them, also later.
+func (s *Scheduler) SubmitChoices(ctx context.Context, req Request, n int) ([]*Stream, error) {
+	if err := s.check(&req, n); err != nil {
+		return nil, err
+	}
+	jobs, streams := make([]*job, n), make([]*Stream, n)
+	for i := range jobs {
+		r := req
+		r.Sampler.Choice += uint32(i)
+		j := &job{req: &r}
+		j.stream = newStream(s, j)
+		j.stream.detach = context.AfterFunc(ctx, func() { s.cancelJob(j, context.Cause(ctx)) })
+		jobs[i], streams[i] = j, j.stream
+	}
 	var refused error
 	s.update(func(now time.Time) {
 		if refused = s.refusal(ctx); refused != nil {
 			return
 		}
-		s.lastID++
-		j.id = s.lastID
-		s.jobs[j] = struct{}{}
-		if refused = s.core.submit(now, j); refused != nil {
-			delete(s.jobs, j)
+		for _, j := range jobs {
+			s.lastID++
+			j.id = s.lastID
+			s.jobs[j] = struct{}{}
+		}
+		if refused = s.core.submit(now, jobs...); refused != nil {
+			for _, j := range jobs {
+				delete(s.jobs, j)
+			}
 		}
 	})
 	if refused != nil {
-		j.stream.detach()
+		for _, j := range jobs {
+			j.stream.detach()
+		}
 		return nil, refused
 	}
-	return j.stream, nil
+	return streams, nil
 }
 
 // check refuses what could never be served.
-func (s *Scheduler) check(req *Request) error {
+func (s *Scheduler) check(req *Request, n int) error {
+	if n < 1 {
+		return fmt.Errorf("%d choices: want at least 1", n)
+	}
 	if len(req.Prompt) == 0 {
 		return ErrEmptyPrompt
 	}

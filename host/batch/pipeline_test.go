@@ -223,6 +223,42 @@ func together(t *testing.T, cfg Config, reqs []Request, want [][]Token) {
 	}
 }
 
+// Choices that begin with what the first has prefilled answer bit for bit what each answers alone.
+func TestPipelineChoices(t *testing.T) {
+	m := newMachine(t)
+	p, err := m.start(t.Context(), 8)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer closePipeline(t, p)
+	s, err := New(Config{Runtime: p, VocabSize: m.profile.VocabSize, Ledger: kvledger.Config{Stages: kvledger.Stages(m.profile, m.plan, nil, 0)}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer s.Close()
+	for i, req := range m.requests(6) {
+		before := s.Status().Counters.PromptTokens
+		streams, err := s.SubmitChoices(t.Context(), req, 8)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for n, stream := range streams {
+			r, err := stream.Wait(nil)
+			if err != nil {
+				t.Fatal(err)
+			}
+			one := req
+			one.Sampler.Choice = uint32(n)
+			if want := alone(t, p, one); !sameTokens(r.Tokens, want) {
+				t.Errorf("request %d, choice %d: %v, alone %v", i, n, ids(r.Tokens), ids(want))
+			}
+		}
+		if rows := s.Status().Counters.PromptTokens - before; rows != uint64(len(req.Prompt)+7) {
+			t.Errorf("request %d: %d prompt rows for a prompt of %d", i, rows, len(req.Prompt))
+		}
+	}
+}
+
 // An executor ends in the middle of requests: they fail with the stage's name, and the next one is answered by new
 // executors.
 func TestPipelineLosesAnExecutor(t *testing.T) {

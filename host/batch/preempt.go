@@ -44,7 +44,7 @@ func (c *core) grow(now time.Time, j *job) bool {
 func (c *core) victim() *job {
 	var candidates []*job
 	for _, j := range c.active {
-		if j.place == placeReady && j.steps == 0 && !j.ended && j.decoding() && j.since > 0 {
+		if j.place == placeReady && j.steps == 0 && j.lending == 0 && !j.ended && j.decoding() && j.since > 0 {
 			candidates = append(candidates, j)
 		}
 	}

@@ -141,6 +141,10 @@ func (s *Scheduler) carryOut(o orders) {
 	for _, d := range o.tokens {
 		d.job.stream.push(d.job, d.token)
 	}
+	for _, u := range o.unshared {
+		s.cfg.Logger.Warn("a choice prefills its prompt itself, which another was to have done for it",
+			"request", u.job.id, "rows", len(u.job.req.Prompt), "refused", u.err)
+	}
 	for _, j := range o.ended {
 		delete(s.jobs, j)
 		j.stream.finish(j)
@@ -149,7 +153,10 @@ func (s *Scheduler) carryOut(o orders) {
 
 func (s *Scheduler) startReserve(l *life, j *job) {
 	seq := j.seq
-	r := sdk.Reservation{Seq: seq, Prompt: j.req.Prompt, Sampler: j.req.Sampler}
+	r := sdk.Reservation{Seq: seq, Prompt: j.req.Prompt, Sampler: j.req.Sampler, Snapshots: j.snapshots}
+	if j.from != nil {
+		r.From, r.Keep = j.from.seq, j.fed
+	}
 	if s.cfg.Preemption == PreemptNone { // else the stages spare no more than what a sequence has grown to
 		r.MaxLen = j.length()
 	}

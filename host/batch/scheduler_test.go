@@ -110,8 +110,8 @@ func TestConcurrentEqualsSolo(t *testing.T) {
 		{"one stage", 1, func(*Config) {}},
 		{"two stages", 2, func(c *Config) { c.MaxActive = 32 }},
 		{"groups", 3, func(c *Config) { c.MaxActive, c.Speeds = 32, linearSpeeds(3, 4, 1, 0.1) }},
-		{"micro-batch 1", 2, func(c *Config) { c.MicroBatch = 1 }},
-		{"micro-batch 3", 2, func(c *Config) { c.MicroBatch = 3 }},
+		{"micro-batch 1", 2, func(c *Config) { c.MicroBatch, c.Runtime.(*fakeRuntime).cuts = 1, true }},
+		{"micro-batch 3", 2, func(c *Config) { c.MicroBatch, c.Runtime.(*fakeRuntime).cuts = 3, true }},
 		{"batch 1", 2, func(c *Config) { c.MaxBatch = 1 }},
 		{"batch 5 of 12", 2, func(c *Config) { c.MaxBatch, c.MaxActive = 5, 12 }},
 		{"chunk 3", 2, func(c *Config) { c.DecodeChunk = 3 }},
@@ -206,6 +206,7 @@ func chaoticConfig(rng *rand.Rand, seed uint64) Config {
 	cfg.MaxActive, cfg.MaxQueue = 1+rng.IntN(16), 64
 	cfg.MicroBatch = []int{0, 0, 1, 2}[rng.IntN(4)]
 	rt.cuts = cfg.MicroBatch > 0
+	rt.back = []int{0, -1, 20}[rng.IntN(3)] // full, recurrent and sliding
 	cfg.Ledger.Stages = stagesOf(stages, int64(300+rng.IntN(600)), 8)
 	cfg.Preemption = []PreemptionPolicy{PreemptNone, PreemptLRU, PreemptLongest, PreemptLowestPriority}[rng.IntN(4)]
 	if rng.IntN(2) == 0 {
@@ -242,20 +243,34 @@ func act(t *testing.T, s *Scheduler, rng *rand.Rand, wait *sync.WaitGroup) {
 	if what == 2 {
 		stopAt = 1 + rng.IntN(req.MaxTokens)
 	}
-	stream, err := s.Submit(ctx, req)
+	n := max(1, rng.IntN(8)-3)
+	streams, err := s.SubmitChoices(ctx, req, n)
 	if err != nil {
-		t.Errorf("submit: %v", err)
+		if _, full := errors.AsType[*QueueFullError](err); !full {
+			t.Errorf("submit: %v", err)
+		}
 		cancel()
 		return
 	}
 	if what == 0 {
 		time.AfterFunc(patience, cancel)
 	}
+	var choices sync.WaitGroup
+	for i, stream := range streams {
+		req, stopAt := req, stopAt
+		req.Sampler.Choice += uint32(i)
+		if i%2 == 1 {
+			stopAt = 0 // the others go on
+		}
+		choices.Go(func() {
+			seen := 0
+			r, err := stream.Wait(func(Token) bool { seen++; return seen == stopAt })
+			judge(t, req, stopAt, r, err)
+		})
+	}
 	wait.Go(func() {
-		defer cancel()
-		seen := 0
-		r, err := stream.Wait(func(Token) bool { seen++; return seen == stopAt })
-		judge(t, req, stopAt, r, err)
+		choices.Wait()
+		cancel()
 	})
 }
 

@@ -58,6 +58,7 @@ type Counters struct {
 	QueueFull       uint64 // refused
 	Preemptions     uint64
 	Restarts        uint64 // of requests whose state was lost with another's
+	Unshared        uint64 // choices that prefill their prompt, though it was prefilled for another
 	Relaunches      uint64
 	Panics          uint64
 	Rejections      map[Rejection]uint64

@@ -33,6 +33,7 @@ var (
 	descQueueFull   = describe("queue_full_total", "Requests refused because too many waited.")
 	descPreemptions = describe("preemptions_total", "Sequences that lost their place for lack of KV memory.")
 	descRestarts    = describe("restarts_total", "Sequences that began again as their state was lost with a failed one that shared their step.")
+	descUnshared    = describe("unshared_choices_total", "Choices that prefilled a prompt again that another had been to prefill for them.")
 	descRelaunches  = describe("relaunches_total", "Times that the pipeline was started again.")
 	descPanics      = describe("scheduler_panics_total", "Faults of the scheduler.")
 	descRejections  = describe("pp_admission_rejections_total", "Sequences that could not join at once, by stage and reason.", "stage", "reason")
@@ -42,7 +43,8 @@ var (
 func (c schedulerCollector) Describe(out chan<- *prometheus.Desc) {
 	for _, d := range []*prometheus.Desc{
 		descState, descActive, descMaxActive, descQueue, descInFlight, descLastStep, descKVUsed, descKVBudget, descSteps, descPrefilled,
-		descGenerated, descRequests, descQueueFull, descPreemptions, descRestarts, descRelaunches, descPanics, descRejections,
+		descGenerated, descRequests, descQueueFull, descPreemptions, descRestarts, descUnshared, descRelaunches, descPanics,
+		descRejections,
 	} {
 		out <- d
 	}
@@ -80,6 +82,7 @@ func (c schedulerCollector) Collect(out chan<- prometheus.Metric) {
 	counter(descQueueFull, n.QueueFull)
 	counter(descPreemptions, n.Preemptions)
 	counter(descRestarts, n.Restarts)
+	counter(descUnshared, n.Unshared)
 	counter(descRelaunches, n.Relaunches)
 	counter(descPanics, n.Panics)
 	for why, times := range n.Rejections {
