@@ -313,7 +313,9 @@ func TestServiceEndsWithItsContext(t *testing.T) {
 		for _, conns := range []func(a, b net.Conn) stagelink.Connections{
 			func(a, _ net.Conn) stagelink.Connections { return stagelink.Connections{Previous: a} },
 			func(a, b net.Conn) stagelink.Connections { return stagelink.Connections{Coordinator: a, Previous: b} },
-			func(a, b net.Conn) stagelink.Connections { return stagelink.Connections{Coordinator: a, Next: []net.Conn{b}} },
+			func(a, b net.Conn) stagelink.Connections {
+				return stagelink.Connections{Coordinator: a, Next: []net.Conn{b}}
+			},
 		} {
 			a, far := net.Pipe()
 			b, _ := net.Pipe()
