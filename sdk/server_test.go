@@ -11,6 +11,7 @@ import (
 	"strconv"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/mlxcel/mlxcel/sdk/internal/pb"
 	"google.golang.org/protobuf/proto"
@@ -38,6 +39,24 @@ func serveEcho(t *testing.T, e *Echo) *Client {
 		}
 	})
 	return c
+}
+
+// TestStopWithoutACall ends an executor that nobody asked anything.
+func TestStopWithoutACall(t *testing.T) {
+	_, stop, err := InProcess(&Echo{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	stopped := make(chan error, 1)
+	go func() { stopped <- stop() }()
+	select {
+	case err := <-stopped:
+		if err != nil {
+			t.Error(err)
+		}
+	case <-time.After(20 * time.Second):
+		t.Error("it does not end")
+	}
 }
 
 func loadEcho(t *testing.T, c *Client, change func(*LoadRequest)) {

@@ -166,7 +166,7 @@ func (r *coreRun) reserveError(t *testing.T, d *datadriven.TestData) error {
 	case "broken":
 		return stageError(0)
 	case "unsupported":
-		return &pipeline.StageError{Stage: 0, Plugin: "fake", Phase: pipeline.PhaseReserve, Err: sdk.Errorf(sdk.CodeUnsupported, "the window has passed")}
+		return &pipeline.StageError{Place: sdk.Place{Stage: 0}, Plugin: "fake", Phase: pipeline.PhaseReserve, Err: sdk.Errorf(sdk.CodeUnsupported, "the window has passed")}
 	}
 	return nil
 }

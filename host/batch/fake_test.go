@@ -167,7 +167,7 @@ func (f *fakeRuntime) canBegin(r sdk.Reservation) error {
 	case r.Keep >= len(r.Prompt) || r.Keep > len(from.tokens) || !slices.Equal(from.tokens[:r.Keep], r.Prompt[:r.Keep]) || slices.Contains(from.prompt[:r.Keep], false):
 		return f.fault("sequence %d begins with %d positions of sequence %d, which has %d others", r.Seq, r.Keep, r.From, len(from.tokens))
 	case r.Keep != len(from.tokens) && r.Keep != from.snapshot && f.back != 0 && len(from.tokens)-r.Keep > f.back:
-		return &pipeline.StageError{Stage: len(f.stages) - 1, Plugin: "fake", Phase: pipeline.PhaseReserve,
+		return &pipeline.StageError{Place: sdk.Place{Stage: len(f.stages) - 1}, Plugin: "fake", Phase: pipeline.PhaseReserve,
 			Err: sdk.Errorf(sdk.CodeUnsupported, "sequence %d can't go back to %d, but to %d", r.From, r.Keep, len(from.tokens))}
 	}
 	return nil

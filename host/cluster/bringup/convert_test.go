@@ -29,15 +29,9 @@ func overTheWire[M any, P interface {
 
 // Everything that messages are made of arrives.
 func TestMessagesLoseNothing(t *testing.T) {
-	learned := filltest.Of[Learned]()
+	learned := filltest.Of[Learned](sdk.StateRecurrent, sdk.DtypeFloat16)
 	learned.Reached = "" // the coordinator's own observation
 	learned.Profile.Adjacency = []sdk.AdjacencyGroup{{Source: 0, Consumer: 1, Reason: "r"}}
-	learned.Profile.Boundary.Dtype = sdk.DtypeFloat16
-	for i := range learned.Profile.Layers {
-		for j := range learned.Profile.Layers[i].States {
-			learned.Profile.Layers[i].States[j].Kind = sdk.StateLatent
-		}
-	}
 	message, err := learned.message()
 	if err != nil {
 		t.Fatal(err)

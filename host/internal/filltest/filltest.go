@@ -8,8 +8,9 @@ import (
 	"unsafe"
 )
 
-// Of returns a T with every field set, deeply and however hidden, each to a value of its own. A field of an interface type
-// gets the first of with that it can hold. A field that nothing is known for panics.
+// Of returns a T with every field set, deeply and however hidden, each to a value of its own. A field of a type
+// that with has a value of gets that value, as one of an enumeration must; so does one of an interface type that can hold it. A
+// field that nothing is known for panics.
 func Of[T any](with ...any) T {
 	var v T
 	f := filler{with: with}
@@ -24,6 +25,10 @@ type filler struct {
 
 func (f *filler) fill(v reflect.Value) {
 	f.next++
+	if given, ok := f.given(v.Type()); ok {
+		v.Set(given)
+		return
+	}
 	switch v.Kind() {
 	case reflect.String:
 		v.SetString(fmt.Sprint("text ", f.next))
@@ -59,7 +64,7 @@ func (f *filler) fill(v reflect.Value) {
 			f.fill(reflect.NewAt(field.Type(), unsafe.Pointer(field.UnsafeAddr())).Elem()) // hidden ones too
 		}
 	default:
-		v.Set(f.given(v.Type()))
+		panic(fmt.Sprintf("no value for a field of type %v", v.Type()))
 	}
 }
 
@@ -69,11 +74,12 @@ func (f *filler) items(v reflect.Value) {
 	}
 }
 
-func (f *filler) given(t reflect.Type) reflect.Value {
+func (f *filler) given(t reflect.Type) (v reflect.Value, ok bool) {
 	for _, w := range f.with {
-		if v := reflect.ValueOf(w); v.Type().AssignableTo(t) {
-			return v
+		v := reflect.ValueOf(w)
+		if v.Type() == t || t.Kind() == reflect.Interface && v.Type().AssignableTo(t) {
+			return v, true
 		}
 	}
-	panic(fmt.Sprintf("no value for a field of type %v", t))
+	return v, false
 }
