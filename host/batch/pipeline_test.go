@@ -169,7 +169,8 @@ func TestPipelineEqualsSolo(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	budget := 7 * kvledger.Stages(m.profile, m.plan, nil, 0)[0].Bytes(64, 0) // for not quite three of the longest
+	fine := inSmallBlocks(m.profile)
+	budget := 3 * kvledger.Stages(fine, m.plan, nil, 0)[0].Bytes(160, 0) // for three of the longest
 	for _, c := range []struct {
 		name   string
 		change func(*Config)
@@ -179,7 +180,7 @@ func TestPipelineEqualsSolo(t *testing.T) {
 		{"micro-batch 1", func(c *Config) { c.MicroBatch = 1 }},
 		{"preemption", func(c *Config) {
 			c.Preemption = PreemptLRU
-			c.Ledger.Stages = kvledger.Stages(m.profile, m.plan, []int64{budget, budget}, 0)
+			c.Ledger.Stages = kvledger.Stages(fine, m.plan, []int64{budget, budget}, 0)
 			c.DecodeChunk = 7
 		}},
 	} {
@@ -192,6 +193,20 @@ func TestPipelineEqualsSolo(t *testing.T) {
 			together(t, cfg, reqs, want)
 		})
 	}
+}
+
+// inSmallBlocks prices states that grow by a few positions, so that short answers come to want more memory.
+func inSmallBlocks(p *sdk.ModelProfile) *sdk.ModelProfile {
+	fine := *p
+	fine.Layers = slices.Clone(p.Layers)
+	for i := range fine.Layers {
+		l := &fine.Layers[i]
+		l.States = slices.Clone(l.States)
+		for j := range l.States {
+			l.States[j].Block = 4
+		}
+	}
+	return &fine
 }
 
 // together runs the requests at the same time; every fourth has a twin that leaves after its second token.
