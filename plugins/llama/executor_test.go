@@ -128,7 +128,7 @@ func TestStepFaults(t *testing.T) {
 	}{
 		"no sequence":        {0, sdk.Step{}, sdk.CodeInvalid, "no sequence"},
 		"unknown":            {0, sdk.Step{Seqs: []sdk.SeqStep{{Seq: 9, Rows: len(ids), Tokens: ids}}, Out: out}, sdk.CodeUnknownSequence, "no sequence 9"},
-		"no token":           {0, sdk.Step{Seqs: []sdk.SeqStep{{Seq: 1}}, Out: out}, sdk.CodeInvalid, "has no token"},
+		"no token":           {0, sdk.Step{Seqs: []sdk.SeqStep{{Seq: 1}}, Out: out}, sdk.CodeInvalid, "has 0 rows and 0 tokens"},
 		"position":           {0, sdk.Step{Seqs: []sdk.SeqStep{{Seq: 1, Pos: 2, Rows: len(ids), Tokens: ids}}, Out: out}, sdk.CodeInvalid, "starts at position 2, its state ends at 0"},
 		"twice":              {0, sdk.Step{Seqs: []sdk.SeqStep{{Seq: 1, Rows: len(ids), Tokens: ids}, {Seq: 1, Rows: len(ids), Tokens: ids}}, Out: out}, sdk.CodeInvalid, "twice"},
 		"token too large":    {0, sdk.Step{Seqs: []sdk.SeqStep{{Seq: 1, Rows: 1, Tokens: []int32{320}}}, Out: out}, sdk.CodeInvalid, "token 320 is outside the vocabulary of 320"},

@@ -111,12 +111,12 @@ func (v *visitor) step(token int32) sdk.SeqStep {
 	s := sdk.SeqStep{Seq: v.id, Pos: v.pos, Rows: 1, Tokens: []int32{token}, Want: sdk.WantToken}
 	if len(v.prompt) > 0 {
 		n := min(trafficChunk, len(v.prompt))
-		s.Tokens, s.Prompt, v.prompt = v.prompt[:n], true, v.prompt[n:]
+		s.Rows, s.Tokens, s.Prompt, v.prompt = n, v.prompt[:n], true, v.prompt[n:]
 		if len(v.prompt) > 0 {
 			s.Want = sdk.WantNothing
 		}
 	}
-	v.pos += len(s.Tokens)
+	v.pos += s.Rows
 	if s.Want == sdk.WantToken {
 		v.left--
 	}
