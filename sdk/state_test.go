@@ -3,7 +3,6 @@ package sdk
 import (
 	"bytes"
 	"errors"
-	"fmt"
 	"io"
 	"reflect"
 	"strings"
@@ -211,7 +210,7 @@ func FuzzState(f *testing.F) {
 				return
 			}
 			if n, ok := s.Bytes(); !ok || n != int64(len(rows)) || s.Layer < last || s.Layer >= r.Header().Layers.End {
-				t.Error(fmt.Sprintf("section %+v of %d bytes came through", s, len(rows)))
+				t.Errorf("section %+v of %d bytes came through", s, len(rows))
 			}
 			last = s.Layer
 		}

@@ -95,7 +95,7 @@ func (r *relay) Abort(pipeline.Tag) {}
 // finished is a reporter of results.
 type finished chan []sdk.SeqResult
 
-func (f finished) Answered(sdk.Place, uint64, uint64, error)           {}
+func (f finished) Answered(sdk.Place, uint64, uint64, error)     {}
 func (f finished) Finished(_ pipeline.Tag, rs []sdk.SeqResult)   { f <- rs }
 func (f finished) Failed(_ pipeline.Tag, e *pipeline.StageError) { panic(e) }
 func (f finished) Lost(uint64, *pipeline.StageError)             {}
