@@ -308,7 +308,8 @@ func TestDescribe(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if d.Name != "test" || d.Devices[0].Kind != "cpu" || d.Devices[0].TotalMemory <= 0 || !strings.HasPrefix(d.Runtime, "mlx 0.") || len(d.Families) != len(families()) {
+	if d.Name != "test" || d.Devices[0].Kind != "cpu" || d.Devices[0].TotalMemory <= 0 ||
+		d.Devices[0].Numerics != (sdk.Numerics{BatchInvariant: true, ChunkInvariant: true}) || !strings.HasPrefix(d.Runtime, "mlx 0.") || len(d.Families) != len(families()) {
 		t.Errorf("%+v", d)
 	}
 }

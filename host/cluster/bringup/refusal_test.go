@@ -77,6 +77,12 @@ func TestRefusals(t *testing.T) {
 			code: cluster.CodeCapability, stage: 1, says: []string{"bfloat16", "float32", "--dtype"},
 		},
 		{
+			name: "a profile that differs far inside", peer: func(_ *PeerConfig, r *toyRuntime) {
+				r.change = func(i *Inspection) { i.Profile.Layers[2].States[0].Block = 256 }
+			},
+			code: cluster.CodeCapability, stage: 1, says: []string{"Layers[2].States[0].Block 256, want 0"},
+		},
+		{
 			name: "model identity", second: other,
 			code: cluster.CodeModel, stage: 1, says: []string{"layers: want 6, got 5", "config.json"},
 		},
