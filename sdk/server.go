@@ -146,7 +146,7 @@ func (s *server) Load(m *pb.LoadRequest, stream grpc.ServerStreamingServer[pb.Lo
 
 func (s *server) load(req LoadRequest, stream grpc.ServerStreamingServer[pb.LoadEvent]) (*LoadReport, error) {
 	s.gate.Lock()
-	defer s.gate.Unlock()
+	defer s.open()
 	if s.loaded != nil {
 		held := s.loaded.request
 		return nil, Errorf(CodeInvalid, "layers [%d, %d) of %s are loaded: unload them first", held.Layers.Start, held.Layers.End, held.Dir)
@@ -184,7 +184,7 @@ func checkReport(req LoadRequest, r *LoadReport) error {
 
 func (s *server) Unload(ctx context.Context, _ *pb.UnloadRequest) (*pb.UnloadReply, error) {
 	s.gate.Lock()
-	defer s.gate.Unlock()
+	defer s.open()
 	err := s.unload(ctx)
 	if err != nil {
 		return nil, toStatus(err)
@@ -196,6 +196,16 @@ func (s *server) Unload(ctx context.Context, _ *pb.UnloadRequest) (*pb.UnloadRep
 		}
 	}
 	return &pb.UnloadReply{}, nil
+}
+
+// open frees the gate, and tells a step stream that waits for it.
+func (s *server) open() {
+	s.gate.Unlock()
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.stream != nil {
+		s.stream.socket.wake()
+	}
 }
 
 func (s *server) unload(ctx context.Context) error {

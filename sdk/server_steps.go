@@ -14,6 +14,7 @@ import (
 // handed over within the process; the host's end queues what it has for later, and never makes its writer wait.
 type opStream struct {
 	server *server
+	socket *stepSocket
 	ctx    context.Context // of every operation; it ends with the stream
 	fault  error           // why the stream ended, nil when the host closed it; valid after Run
 
@@ -23,8 +24,8 @@ type opStream struct {
 	early   map[uint64]struct{} // canceled before they were read
 }
 
-func newOpStream(ctx context.Context, s *server) *opStream {
-	return &opStream{server: s, ctx: context.WithValue(ctx, stepThread{}, true), early: map[uint64]struct{}{}}
+func newOpStream(ctx context.Context, s *server, socket *stepSocket) *opStream {
+	return &opStream{server: s, socket: socket, ctx: context.WithValue(ctx, stepThread{}, true), early: map[uint64]struct{}{}}
 }
 
 // OpenSteps begins to serve the step stream. A second stream waits until the first one's last operation has returned.
@@ -43,14 +44,14 @@ func (s *server) OpenSteps(ctx context.Context, m *pb.OpenStepsRequest) (*pb.Ope
 		return nil, toStatus(errors.Join(ctx.Err(), socket.close()))
 	}
 	live, cancel := context.WithCancel(s.ctx)
-	st := newOpStream(live, s)
+	st := newOpStream(live, s, socket)
 	s.setStream(st)
 	socket.onHangUp(cancel)
 	context.AfterFunc(live, socket.wake)
 	s.streams.Go(func() {
 		defer func() { <-s.streaming }()
 		defer cancel()
-		s.runSteps(&StepLoop{stream: st, socket: socket})
+		s.runSteps(&StepLoop{stream: st})
 		s.setStream(nil)
 		if err := errors.Join(st.fault, socket.close()); err != nil {
 			s.log.Error("step stream ended", "error", err)
@@ -74,26 +75,42 @@ func (s *server) setStream(st *opStream) {
 }
 
 // serve applies operations until the stream ends: well, or at an operation that breaks its order.
-func (st *opStream) serve(socket *stepSocket, woken func()) error {
+func (st *opStream) serve(woken func()) error {
 	for {
 		op := &pb.Operation{}
-		switch err := socket.next(st.ctx, op, woken); {
+		switch err := st.socket.next(st.ctx, op, woken); {
 		case errors.Is(err, io.EOF):
 			return nil
 		case err != nil:
 			return err
 		}
+		if err := st.enter(woken); err != nil {
+			return err
+		}
 		outcome, err := st.run(op)
+		st.server.gate.RUnlock()
 		if err != nil {
 			return err
 		}
 		if st.ctx.Err() != nil {
 			return nil // the host is gone, or has closed the stream
 		}
-		if err := socket.send(outcome); err != nil {
+		if err := st.socket.send(outcome); err != nil {
 			return err
 		}
 	}
+}
+
+// enter takes the gate together with other calls. Whoever holds it alone may want something done on this very thread.
+func (st *opStream) enter(woken func()) error {
+	for !st.server.gate.TryRLock() {
+		woken()
+		if err := st.socket.awaitWake(); err != nil {
+			return err
+		}
+		woken()
+	}
+	return nil
 }
 
 // maxEarly bounds the cancels of operations that were not read yet: a correct host has fewer steps in flight.
@@ -169,8 +186,6 @@ func (st *opStream) run(op *pb.Operation) (*pb.Outcome, error) {
 // apply carries an operation out and puts its result into o.
 func (st *opStream) apply(ctx context.Context, op *pb.Operation, o *pb.Outcome) error {
 	s := st.server
-	s.gate.RLock()
-	defer s.gate.RUnlock()
 	if ctx.Err() != nil {
 		return Errorf(CodeCanceled, "operation %d was given up before it ran", op.GetNumber())
 	}

@@ -10,6 +10,7 @@ import (
 	"reflect"
 	"strconv"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -687,6 +688,111 @@ func TestInProcessWithoutACall(t *testing.T) {
 		t.Fatal(err)
 	}
 	if err := stop(); err != nil {
+		t.Error(err)
+	}
+}
+
+// threadEcho runs everything on one goroutine, as an executor does whose library wants that.
+type threadEcho struct {
+	*Echo
+	jobs chan func()
+
+	mu   sync.Mutex
+	loop *StepLoop
+}
+
+func newThreadEcho(e *Echo) *threadEcho {
+	t := &threadEcho{Echo: e, jobs: make(chan func(), 64)}
+	go func() {
+		for f := range t.jobs {
+			f()
+		}
+	}()
+	return t
+}
+
+func (e *threadEcho) do(ctx context.Context, f func() error) error {
+	if OnStepThread(ctx) {
+		return f()
+	}
+	done := make(chan error, 1)
+	e.jobs <- func() { done <- f() }
+	e.mu.Lock()
+	if e.loop != nil {
+		e.loop.Wake()
+	}
+	e.mu.Unlock()
+	return <-done
+}
+
+func (e *threadEcho) RunSteps(loop *StepLoop) {
+	ended := make(chan struct{})
+	e.jobs <- func() {
+		e.setLoop(loop)
+		loop.Run(e.runQueued)
+		e.setLoop(nil)
+		close(ended)
+	}
+	<-ended
+}
+
+func (e *threadEcho) setLoop(loop *StepLoop) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	e.loop = loop
+}
+
+func (e *threadEcho) runQueued() {
+	for {
+		select {
+		case f := <-e.jobs:
+			f()
+		default:
+			return
+		}
+	}
+}
+
+func (e *threadEcho) Unload(ctx context.Context) error {
+	return e.do(ctx, func() error { return e.Echo.Unload(ctx) })
+}
+
+// TestUnloadBesideAStream unloads, on the thread that reads the step stream, while operations wait there.
+func TestUnloadBesideAStream(t *testing.T) {
+	entered, leave := make(chan struct{}), make(chan struct{})
+	once := sync.OnceFunc(func() { close(entered); <-leave })
+	e := newThreadEcho(&Echo{Width: 1, Capabilities: allCapabilities, OnStep: func(context.Context, *Step) error { once(); return nil }})
+	defer close(e.jobs)
+	c, stop, err := InProcess(e)
+	if err != nil {
+		t.Fatal(err)
+	}
+	loadEcho(t, c, nil)
+	s, err := c.OpenSteps(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	var answers []*Pending
+	for i := range 2 {
+		p, err := s.Send(row(c, uint64(i), i, 0))
+		if err != nil {
+			t.Fatal(err)
+		}
+		answers = append(answers, p)
+	}
+	<-entered
+	unloaded := make(chan error, 1)
+	go func() { unloaded <- c.Unload(t.Context()) }()
+	close(leave)
+	if err := <-unloaded; err != nil {
+		t.Error(err)
+	}
+	for i, p := range answers {
+		if _, err := p.Wait(t.Context()); err != nil && CodeOf(err) != CodeNotLoaded {
+			t.Errorf("step %d: %v", i, err)
+		}
+	}
+	if err := errors.Join(s.Close(), stop()); err != nil {
 		t.Error(err)
 	}
 }

@@ -27,10 +27,7 @@ func OnStepThread(ctx context.Context) bool { return ctx.Value(stepThread{}) != 
 type stepThread struct{}
 
 // StepLoop is one step stream being served: it reads an operation, applies it, answers, and reads the next.
-type StepLoop struct {
-	stream *opStream
-	socket *stepSocket
-}
+type StepLoop struct{ stream *opStream }
 
 // Run serves the stream until it ends. woken, which may be nil, is called before the first operation and, after a Wake,
 // as soon as no operation runs.
@@ -39,11 +36,11 @@ func (l *StepLoop) Run(woken func()) {
 		woken = func() {}
 	}
 	woken()
-	l.stream.fault = l.stream.serve(l.socket, woken)
+	l.stream.fault = l.stream.serve(woken)
 }
 
 // Wake makes Run call woken. It may be called at any time, also before and after Run.
-func (l *StepLoop) Wake() { l.socket.wake() }
+func (l *StepLoop) Wake() { l.stream.socket.wake() }
 
 // stepSocket is the executor's end of a step stream. Its reads block the thread that makes them, which is the one that
 // computes: nothing else has to wake up for a step.
@@ -113,6 +110,29 @@ func (s *stepSocket) makeRoom(size int) {
 	}
 }
 
+// awaitWake waits for a wake.
+func (s *stepSocket) awaitWake() error {
+	fd := int(s.wakeR.Fd())
+	for {
+		_, err := unix.Poll([]unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN}}, -1)
+		if err == nil {
+			return drain(fd)
+		}
+		if !errors.Is(err, unix.EINTR) {
+			return os.NewSyscallError("poll", err)
+		}
+	}
+}
+
+// drain takes what wakes have written.
+func drain(fd int) error {
+	var drained [64]byte
+	if _, err := unix.Read(fd, drained[:]); err != nil && !errors.Is(err, unix.EINTR) {
+		return os.NewSyscallError("read", err)
+	}
+	return nil
+}
+
 // fill waits for bytes and reads them.
 func (s *stepSocket) fill(ctx context.Context, woken func()) error {
 	wakeFD := int(s.wakeR.Fd())
@@ -125,9 +145,8 @@ func (s *stepSocket) fill(ctx context.Context, woken func()) error {
 			return os.NewSyscallError("poll", err)
 		}
 		if fds[1].Revents != 0 {
-			var drained [64]byte
-			if _, err := unix.Read(wakeFD, drained[:]); err != nil && !errors.Is(err, unix.EINTR) {
-				return os.NewSyscallError("read", err)
+			if err := drain(wakeFD); err != nil {
+				return err
 			}
 			woken()
 			if ctx.Err() != nil {

@@ -7,6 +7,7 @@ import "C"
 import (
 	"errors"
 	"fmt"
+	"strings"
 	"unsafe"
 )
 
@@ -53,6 +54,22 @@ func IsNoMemory(err error) bool {
 	var op *OpError
 	var call *callError
 	return errors.As(err, &op) && op.Kind == KindNoMemory || errors.As(err, &call) && call.kind == KindNoMemory
+}
+
+// WantedBytes returns how many bytes an error of KindNoMemory could not have; 0 where that is not known.
+func WantedBytes(err error) int64 {
+	reason := ""
+	if op, ok := errors.AsType[*OpError](err); ok {
+		reason = op.Reason
+	} else if call, ok := errors.AsType[*callError](err); ok {
+		reason = call.reason
+	}
+	_, rest, _ := strings.Cut(reason, "no memory for ") // class NoMemory's words
+	var bytes int64
+	if _, err := fmt.Sscanf(rest, "%d bytes", &bytes); err != nil {
+		return 0
+	}
+	return bytes
 }
 
 // failed turns what the C side says of a failed call into an error.

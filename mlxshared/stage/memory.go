@@ -21,9 +21,11 @@ func (m *loaded) typed(err error) error {
 		m.stream.ReleaseScratch()
 		m.stream.ClearCache()
 		m.stream.Trim()
-		return sdk.Errorf(sdk.CodeOutOfMemory, "%v; held are %d bytes of weights, %d of state of %d sequences and %d of working memory; "+
+		full := sdk.Errorf(sdk.CodeOutOfMemory, "%v; held are %d bytes of weights, %d of state of %d sequences and %d of working memory; "+
 			"use fewer sequences (--parallel), a smaller --prefill-chunk-size or more stages (--pp-size)", err, m.weights(), m.held,
 			len(m.sequences), scratch)
+		full.Wanted, full.Held = mlx.WantedBytes(err), m.weights()+m.held+scratch
+		return full
 	case errors.As(err, &op):
 		return sdk.Errorf(sdk.CodeInternal, "%v", err)
 	}

@@ -2,6 +2,7 @@ package stage
 
 import (
 	"bytes"
+	"errors"
 	"os"
 	"os/exec"
 	"strconv"
@@ -46,7 +47,11 @@ func littleMemory(t *testing.T) {
 	}
 	refused, resident := 0, int64(0)
 	for i := range 200 {
-		if _, err := k.Step(t.Context(), large); sdk.CodeOf(err) != sdk.CodeOutOfMemory || !strings.Contains(err.Error(), "no memory for ") {
+		_, err := k.Step(t.Context(), large)
+		if full, ok := errors.AsType[*sdk.Error](err); ok && full.Code == sdk.CodeOutOfMemory && (full.Wanted <= 0 || full.Held <= 0) {
+			t.Fatalf("%v wants %d bytes beside %d held", err, full.Wanted, full.Held)
+		}
+		if sdk.CodeOf(err) != sdk.CodeOutOfMemory || !strings.Contains(err.Error(), "no memory for ") {
 			t.Fatalf("round %d: %v", i, err)
 		}
 		refused++

@@ -62,8 +62,10 @@ func (m *loaded) spare(id sdk.SeqID, growth int64) error {
 	if m.count(); m.committed()+growth <= m.budget {
 		return nil
 	}
-	return sdk.Errorf(sdk.CodeOutOfMemory, "sequence %d needs %d bytes more of KV state; %d of the budget of %d are taken by %d sequences",
+	err := sdk.Errorf(sdk.CodeOutOfMemory, "sequence %d needs %d bytes more of KV state; %d of the budget of %d are taken by %d sequences",
 		id, max(growth, m.committed()-m.budget), m.committed(), m.budget, len(m.sequences))
+	err.Wanted, err.Held = max(growth, m.committed()-m.budget), m.committed()
+	return err
 }
 
 func (m *loaded) reserve(r *sdk.Reservation) error {

@@ -452,7 +452,7 @@ func TestImportRefuses(t *testing.T) {
 			x.sections[0].Layer = 0
 		}, "section"},
 		"too long":        {all, 30, 29, func(*exported) {}, "which may have 29"},
-		"no position":     {all, 0, 0, func(*exported) {}, "a state of 0 positions"},
+		"no position":     {all, 0, 0, func(*exported) {}, "of a state of 0"},
 		"a foreign layer": {sdk.LayerRange{End: 4}, 30, 0, func(*exported) {}, "[0, 4)"},
 		"an empty range":  {sdk.LayerRange{Start: 1, End: 1}, 30, 0, func(*exported) {}, "[1, 1)"},
 	} {
