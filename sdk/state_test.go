@@ -2,6 +2,8 @@ package sdk
 
 import (
 	"bytes"
+	"encoding/binary"
+	"encoding/hex"
 	"errors"
 	"io"
 	"reflect"
@@ -156,6 +158,40 @@ func TestStateWriterRefuses(t *testing.T) {
 	}
 	if _, err := NewStateWriter(io.Discard, "llama", LayerRange{3, 6}).Close(); err == nil {
 		t.Error("a state that was never begun is no error")
+	}
+}
+
+// TestStateBytes keeps the layout what docs/contract.md shows.
+func TestStateBytes(t *testing.T) {
+	want := "4d4c5853544154311100000" + "00a076578" + "616d706c6512040804100518020f4469" +
+		"800a00000008041803200130013802454e041f0000003f000080bfcfd776620e" +
+		"0000000804100118012001300238024001df3407750000803f0000004000004040000080400000a0400000c040b9045180" +
+		"0000000000000000"
+	var out bytes.Buffer
+	w := NewStateWriter(&out, "example", LayerRange{4, 5})
+	if err := w.Begin(2); err != nil {
+		t.Fatal(err)
+	}
+	for _, s := range []struct {
+		StateSection
+		rows []float32
+	}{
+		{StateSection{Layer: 4, Kind: StateRecurrent, Dtype: DtypeFloat32, Rows: 1, KeyWidth: 2}, []float32{0.5, -1}},
+		{StateSection{Layer: 4, Index: 1, Kind: StateKV, Dtype: DtypeFloat32, Rows: 2, KeyWidth: 2, ValueWidth: 1}, []float32{1, 2, 3, 4, 5, 6}},
+	} {
+		rows, err := w.Section(s.StateSection)
+		if err == nil {
+			err = binary.Write(rows, binary.LittleEndian, s.rows)
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	if _, err := w.Close(); err != nil {
+		t.Fatal(err)
+	}
+	if got := hex.EncodeToString(out.Bytes()); got != want {
+		t.Errorf("\n%s, want\n%s", got, want)
 	}
 }
 
