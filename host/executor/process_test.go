@@ -90,6 +90,34 @@ func TestGenerate(t *testing.T) {
 	}
 }
 
+// An executor that lacks capabilities, and has one that this host does not know, serves all that it understands; what it does
+// not is refused by name and never sent.
+func TestLackingCapabilities(t *testing.T) {
+	p := startOne(t, testConfig(t, pluginDir(t, "lacks-much")), "lacks-much")
+	if err := generate(t.Context(), p); err != nil {
+		t.Fatal(err)
+	}
+	steps, err := p.Client().OpenSteps(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer steps.Close()
+	for lacks, op := range map[string]sdk.Op{
+		sdk.CapabilityShare:     sdk.Reservation{Seq: 2, From: 1, Keep: 1},
+		sdk.CapabilitySnapshots: sdk.Reservation{Seq: 2, Snapshots: 1},
+		sdk.CapabilityState:     sdk.StateExport{Seq: 1, Layers: sdk.LayerRange{End: 1}},
+		sdk.CapabilityLogits:    &sdk.Step{ID: 1, Seqs: []sdk.SeqStep{{Seq: 1, Rows: 1, Tokens: []int32{1}, Want: sdk.WantLogits}}},
+	} {
+		if _, err := steps.Send(op); sdk.CodeOf(err) != sdk.CodeUnsupported || !strings.Contains(err.Error(), strconv.Quote(lacks)) {
+			t.Errorf("%T: %v, want that it lacks %s", op, err, lacks)
+		}
+	}
+	h, err := p.Health(t.Context())
+	if err != nil || h.Stats.Steps != 2 {
+		t.Errorf("health %+v, %v, want the two steps of before", h, err)
+	}
+}
+
 func TestDeathIsNoticed(t *testing.T) {
 	for _, c := range []struct {
 		mode  string

@@ -124,6 +124,8 @@ func (s *saboteur) Describe(context.Context) (*sdk.Description, error) {
 		makeNoise("in describe")
 		fmt.Println("through os.Stdout")
 		s.log.Warn("through the logger", "answer", 42)
+	case "lacks-much":
+		d.Capabilities = []string{"from-the-future", sdk.CapabilityMasks}
 	case "serves-nothing":
 		d.Families = nil
 	case "serves-two":
