@@ -81,9 +81,10 @@ func checkGenerated(ctx context.Context, r *rig) error {
 		return err
 	}
 	n := len(r.prompt)
-	res := sdk.Reservation{Seq: r.seq(), Prompt: r.prompt, Sampler: penalizing}
-	// What is generated often, and the prompt, weigh the most.
-	generated := append(slices.Clone(r.prompt[:2]), r.madeUp(6, 9)...)
+	generated, next := r.madeUp(8, 6), r.madeUp(3, 9)
+	before, free, never := r.decisiveTokens(r.prompt, generated, next)
+	generated[2] = before
+	res := sdk.Reservation{Seq: r.seq(), Prompt: r.prompt, Sampler: decisive(before, free, never)}
 	begin := func() (sdk.SeqID, error) {
 		res.Seq = r.seq()
 		if err := p.do(ctx, res); err != nil {
@@ -95,7 +96,7 @@ func checkGenerated(ctx context.Context, r *rig) error {
 		_, err := r.force(ctx, p, res.Seq, n, generated)
 		return res.Seq, err
 	}
-	at, next := n+len(generated), generated[:3]
+	at := n + len(generated)
 	straight, err := begin()
 	if err != nil {
 		return err
@@ -143,12 +144,15 @@ func checkGenerated(ctx context.Context, r *rig) error {
 		if err := want.equal(got); err != nil {
 			return fmt.Errorf("generated tokens that were %s, under penalties: %w", way, err)
 		}
+		if err := got.chose(free); err != nil {
+			return fmt.Errorf("generated tokens that were %s, under penalties: %w", way, err)
+		}
 	}
 	return nil
 }
 
-// checkCapabilities asks for what the executor does not say that it understands: it must say so by name, whether the rest of
-// the host's wish could be met or not, and go on.
+// checkCapabilities asks for what the executor does not say that it understands: it is refused by name, and the sequence goes
+// on. All but going back the host's end of the stream refuses, so that the executor never sees it.
 func checkCapabilities(ctx context.Context, r *rig) error {
 	for i, c := range r.able {
 		if c == "" || slices.Contains(r.able[:i], c) {

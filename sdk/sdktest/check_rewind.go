@@ -69,6 +69,34 @@ func (r *rig) rewindBy(ctx context.Context, p *pipe, length, by int) error {
 // penalizing is a sampler that counts prompt and generated tokens.
 var penalizing = sdk.Sampler{RepetitionPenalty: 1.3, PresencePenalty: 0.5, FrequencyPenalty: 0.7}
 
+// decisive is a sampler under which only these tokens can be chosen: first unless it was generated, then second unless it
+// was, then third. So what the penalties count decides every token, whatever the model thinks.
+func decisive(first, second, third int32) sdk.Sampler {
+	return sdk.Sampler{PresencePenalty: 1e3, LogitBias: map[int32]float32{first: 1e4 + 200, second: 1e4 + 100, third: 1e4}}
+}
+
+// decisiveTokens are three tokens that none of the others is.
+func (r *rig) decisiveTokens(others ...[]int32) (first, second, third int32) {
+	taken := slices.Concat(others...)
+	var free []int32
+	for token := int32(0); len(free) < 3; token++ {
+		if !slices.Contains(taken, token) {
+			free = append(free, token)
+		}
+	}
+	return free[0], free[1], free[2]
+}
+
+// chose compares the tokens of a trace with the one that must have been chosen each time.
+func (t *trace) chose(want int32) error {
+	for i, token := range t.tokens {
+		if token != want {
+			return fmt.Errorf("token %d is %d, want %d by what was generated before", i, token, want)
+		}
+	}
+	return nil
+}
+
 // force runs tokens as generated ones, one a step, and returns what came after each. Where snapshots are had, each end keeps
 // one.
 func (r *rig) force(ctx context.Context, p *pipe, seq sdk.SeqID, pos int, tokens []int32) (*trace, error) {
@@ -100,7 +128,11 @@ func checkRewindPenalties(ctx context.Context, r *rig) error {
 	}
 	n, below := len(r.prompt), len(r.prompt)-3
 	first, other := r.madeUp(8, 6), r.madeUp(4, 9)
-	res := sdk.Reservation{Prompt: r.prompt, Sampler: penalizing, Snapshots: r.snapshots(16)}
+	came, dropped, never := r.decisiveTokens(r.prompt, first, other)
+	first[6], other[0] = dropped, came
+	sampler := decisive(came, dropped, never)
+	sampler.RepetitionPenalty = penalizing.RepetitionPenalty
+	res := sdk.Reservation{Prompt: r.prompt, Sampler: sampler, Snapshots: r.snapshots(16)}
 	begin := func() (sdk.SeqID, error) {
 		res.Seq = r.seq()
 		if err := p.do(ctx, res); err != nil {
@@ -146,6 +178,10 @@ func checkRewindPenalties(ctx context.Context, r *rig) error {
 			return fmt.Errorf("back %s: %w", back.what, err)
 		}
 		if err := want.equal(got); err != nil {
+			return fmt.Errorf("back %s, under penalties: %w", back.what, err)
+		}
+		// What came after going back counts, what was dropped does not.
+		if err := got.chose(dropped); err != nil {
 			return fmt.Errorf("back %s, under penalties: %w", back.what, err)
 		}
 	}

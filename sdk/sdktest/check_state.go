@@ -344,7 +344,11 @@ func (r *rig) halfImported(ctx context.Context, to *pipe, res sdk.Reservation, w
 	}
 	for _, pos := range []int{header.Positions, 0} {
 		_, err = to.ask(ctx, sdk.SeqStep{Seq: res.Seq, Pos: pos, Tokens: res.Prompt[:1], Prompt: true, Want: sdk.WantToken})
-		if err := wantCode(fmt.Sprintf("a step at position %d before all layers have come", pos), err, sdk.CodeInvalid); err != nil {
+		codes := []sdk.Code{sdk.CodeInvalid}
+		if pos < header.Positions && !r.has(sdk.CapabilityRewind) {
+			codes = append(codes, sdk.CodeUnsupported)
+		}
+		if err := wantCode(fmt.Sprintf("a step at position %d before all layers have come", pos), err, codes...); err != nil {
 			return err
 		}
 	}

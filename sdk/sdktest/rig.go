@@ -43,8 +43,11 @@ type rig struct {
 	stops   []func() error
 }
 
-// leastContext is what the checks of states need.
-const leastContext = 64
+// What the checks of states and penalties need.
+const (
+	leastContext    = 64
+	leastVocabulary = 32
+)
 
 // learn asks an executor for its family and the model's profile.
 func learn(ctx context.Context, cfg Config, dtype sdk.Dtype) (m *model, err error) {
@@ -69,7 +72,7 @@ func learn(ctx context.Context, cfg Config, dtype sdk.Dtype) (m *model, err erro
 	if err != nil {
 		return nil, err
 	}
-	if len(m.profile.Layers) == 0 || m.profile.VocabSize < 2 {
+	if len(m.profile.Layers) == 0 || m.profile.VocabSize < leastVocabulary {
 		return nil, fmt.Errorf("inspect found %d layers and a vocabulary of %d", len(m.profile.Layers), m.profile.VocabSize)
 	}
 	if len(m.prompt) == 0 {
