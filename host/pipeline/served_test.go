@@ -135,9 +135,11 @@ func TestServedExecutorsEqualSolo(t *testing.T) {
 		}
 	}
 	for _, toy := range l.toys {
-		if len(toy.seqs) > 0 {
-			t.Errorf("stage %d still holds %d sequences", toy.stage, len(toy.seqs))
-		}
+		toy.locked(func() {
+			if len(toy.seqs) > 0 {
+				t.Errorf("stage %d still holds %d sequences", toy.stage, len(toy.seqs))
+			}
+		})
 	}
 }
 
