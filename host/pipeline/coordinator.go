@@ -21,9 +21,11 @@ type coordinator struct {
 	maxRows    int             // rows per micro-batch at most
 	maskBytes  int             // of a mask, where a sequence has one
 
-	order  sync.Mutex // held while an order goes to every stage, so that all stages see the same order
-	lastID uint64     // guarded by order
-	cut    []Order    // for each of roles; guarded by order
+	// order is full while an order goes to every stage, so that all stages see the same order. It is no mutex so that who
+	// waits for it while a stage's client, against its contract, waits for an executor can go when the pipeline is down.
+	order  chan struct{}
+	lastID uint64  // guarded by order
+	cut    []Order // for each of roles; guarded by order
 
 	mu    sync.Mutex // never held while a stage is called
 	calls map[uint64]*call
@@ -103,7 +105,7 @@ func newCoordinator(epoch uint64, microBatch, maxRows, maskBytes int) *coordinat
 	return &coordinator{
 		epoch: epoch, microBatch: microBatch, maxRows: maxRows, maskBytes: maskBytes,
 		calls: map[uint64]*call{}, seqs: map[sdk.SeqID]*sequence{},
-		isDown: make(chan struct{}),
+		order: make(chan struct{}, 1), isDown: make(chan struct{}),
 	}
 }
 
@@ -248,8 +250,12 @@ func (c *coordinator) operate(ctx context.Context, op sdk.Op) error {
 
 // give hands an order to every place, cut to its role. call is nil when nobody waits for its end.
 func (c *coordinator) give(o Order, call *call) (uint64, error) {
-	c.order.Lock()
-	defer c.order.Unlock()
+	select {
+	case c.order <- struct{}{}:
+		defer func() { <-c.order }()
+	case <-c.isDown:
+		return 0, c.reason()
+	}
 	o.Epoch, o.ID = c.epoch, c.lastID+1
 	if err := c.register(o.ID, call); err != nil {
 		return 0, err
@@ -268,6 +274,13 @@ func (c *coordinator) give(o Order, call *call) (uint64, error) {
 	}
 	clear(c.cut)
 	return o.ID, nil
+}
+
+// reason tells why the pipeline takes no more work; nil while it does.
+func (c *coordinator) reason() error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.down
 }
 
 func (c *coordinator) register(id uint64, call *call) error {

@@ -255,11 +255,7 @@ func (p *Pipeline) close(ctx context.Context) error {
 func (p *Pipeline) Done() <-chan struct{} { return p.c.isDown }
 
 // Err tells why the pipeline takes no more work: a *StageError, ErrClosed, or nil while it does.
-func (p *Pipeline) Err() error {
-	p.c.mu.Lock()
-	defer p.c.mu.Unlock()
-	return p.c.down
-}
+func (p *Pipeline) Err() error { return p.c.reason() }
 
 // Stages returns what each stage holds, an entry for each of its places.
 func (p *Pipeline) Stages() []StageInfo {

@@ -115,7 +115,7 @@ type toyExecutor struct {
 	wake     chan struct{}
 	err      error         // after done
 	frozen   bool          // the process stands still
-	room     int           // operations that Send takes of a frozen process before it waits for its end, against its contract
+	room     int           // operations that Send takes for a frozen process before it waits for its end, against its contract
 	freed    chan struct{} // closed once whoever waits in Send is freed
 	waiting  int           // in Send
 	killed   bool
@@ -323,7 +323,7 @@ func (e *toyExecutor) work() {
 			e.mu.Unlock()
 			return
 		}
-		if len(e.queue) == 0 || e.frozen && e.room < 1<<30 {
+		if len(e.queue) == 0 || e.frozen {
 			e.mu.Unlock()
 			<-e.wake
 			continue
