@@ -137,6 +137,31 @@ func TestFrozenExecutorFreesOperations(t *testing.T) {
 	}
 }
 
+// One that can't even be killed holds up the caller that waits in its client, until the pipeline is closed, and nobody else.
+func TestImmortalExecutorHoldsOneCaller(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		l := &toyLauncher{}
+		p := startToy(t, toyConfig(t, 2, l))
+		toy := l.executor(0)
+		toy.locked(func() { toy.immortal = true })
+		toy.freeze(0)
+		const callers = 20
+		ended := make(chan error, callers)
+		for range callers {
+			go func() { ended <- p.Reserve(t.Context(), sdk.Reservation{Seq: p.NewSeq()}) }()
+		}
+		time.Sleep(lostWithin)
+		synctest.Wait()
+		if len(ended) != callers-1 {
+			t.Errorf("%d of %d callers are free, want all but one", len(ended), callers)
+		}
+		closeToy(t, p)
+		for range callers {
+			checkFrozen(t, <-ended, 0)
+		}
+	})
+}
+
 // A pipeline closes at once, also while somebody waits in the client of an executor that was not yet found to stand still. Over
 // links, which end before their stages, it closes once that is found.
 func TestCloseFreesWhoIsInSend(t *testing.T) {

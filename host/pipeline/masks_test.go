@@ -10,6 +10,17 @@ import (
 
 const toyMask = (toyVocab + 7) / 8
 
+// Only the stage that answers has room for masks, one for each sequence of a micro-batch, in whole cache lines.
+func TestRoomForMasks(t *testing.T) {
+	cfg := toyConfig(t, 2, &toyLauncher{})
+	for microBatch, want := range map[int]int{1: 64, 4: 64, 5: 128, 64: 64 * toyMask} {
+		cfg.MicroBatch = microBatch
+		if first, last := cfg.LoadRequest(0).Region.MaskBytes, cfg.LoadRequest(1).Region.MaskBytes; first != 0 || last != want {
+			t.Errorf("micro-batches of %d: %d and %d bytes, want none and %d", microBatch, first, last, want)
+		}
+	}
+}
+
 // Masks of allowed tokens come through to the executor that answers, over the real contract and its shared memory, each with
 // its own sequence; the other stages get none.
 func TestMasksReachThePlaceThatAnswers(t *testing.T) {

@@ -119,6 +119,7 @@ type toyExecutor struct {
 	freed    chan struct{} // closed once whoever waits in Send is freed
 	waiting  int           // in Send
 	killed   bool
+	immortal bool // the system does not let the process go
 	deaf     bool // the connection broke, the process lives
 	stopped  bool
 	seqs     map[sdk.SeqID]*toySequence
@@ -218,7 +219,11 @@ func (e *toyExecutor) Health(ctx context.Context) error {
 
 // Kill is Executor's.
 func (e *toyExecutor) Kill() error {
-	e.locked(func() { e.killed = true })
+	var immortal bool
+	e.locked(func() { e.killed, immortal = true, e.immortal })
+	if immortal {
+		return errors.New("it can't be killed")
+	}
 	e.end(errors.New("killed"))
 	return nil
 }
