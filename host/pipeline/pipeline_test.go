@@ -1088,7 +1088,7 @@ func TestStartReportsWhatEachStageHolds(t *testing.T) {
 		hidden := 16 * toyWidth * 4
 		wants := []sdk.LoadRequest{
 			{Dir: "toy", Family: "toy", Layers: sdk.LayerRange{Start: 0, End: 3}, HasEmbedding: true, Dtype: sdk.DtypeFloat32, Threads: 4, KVBudget: 1000, Region: sdk.RegionLayout{Slots: 2, OutBytes: hidden}},
-			{Dir: "toy", Family: "toy", Layers: sdk.LayerRange{Start: 3, End: 7}, HasHead: true, Dtype: sdk.DtypeFloat32, Threads: 4, KVBudget: 500, Region: sdk.RegionLayout{Slots: 2, InBytes: hidden, OutBytes: 1216}},
+			{Dir: "toy", Family: "toy", Layers: sdk.LayerRange{Start: 3, End: 7}, HasHead: true, Dtype: sdk.DtypeFloat32, Threads: 4, KVBudget: 500, Region: sdk.RegionLayout{Slots: 2, InBytes: hidden, OutBytes: 1216, MaskBytes: 64}},
 		}
 		for i, want := range wants {
 			if got := l.executor(i).req; got != want {
