@@ -29,6 +29,7 @@ import (
 //	good [tamper=<what>] | fail | gone               the executor's answer to the oldest thing sent
 //	hold | go                                        the executor's client is taken up, and free again
 //	refused [gone]                                   the last thing sent did not go out
+//	phase                                            what the executor is at, as the watchdog sees it
 //	abort <micro-batch>
 //	overdue                                          time has passed for held frames
 //	close
@@ -122,6 +123,12 @@ func (r *coreRun) event(t *testing.T, d *datadriven.TestData) string {
 			err = fmt.Errorf("send: %w", sdk.ErrExecutorGone)
 		}
 		r.c.refused(r.now, err)
+	case "phase":
+		since := ""
+		if r.c.busy() {
+			since = " since " + r.c.began.Sub(time.Unix(0, 0)).String()
+		}
+		r.printf("%s%s", r.c.phase, since)
 	case "abort":
 		r.c.abort(r.now, r.tag(t, d))
 	case "overdue":

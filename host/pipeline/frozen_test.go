@@ -239,3 +239,96 @@ func TestBacklogIsLimited(t *testing.T) {
 		})
 	}
 }
+
+// An executor that lives but stands still is ended, and its stage is lost, within 2.5 s in every phase.
+func TestFrozenExecutorIsLost(t *testing.T) {
+	for _, phase := range []Phase{PhaseIdle, PhasePrefill} {
+		synctest.Test(t, func(t *testing.T) {
+			p, toy, hold := startHeld(t, 2, 1, isPrefill)
+			defer closeToy(t, p)
+			ended := make(chan error, 1)
+			if phase != PhaseIdle {
+				go func() { ended <- wholeLife(t, p) }()
+				synctest.Wait()
+			}
+			begin := time.Now()
+			toy.locked(func() { toy.frozen = true })
+			<-p.Done()
+			if took := time.Since(begin); took > 2500*time.Millisecond {
+				t.Errorf("in %s: lost after %v", phase, took)
+			}
+			if phase != PhaseIdle {
+				close(hold)
+				if err := <-ended; !errors.Is(err, p.Err()) {
+					t.Errorf("the caller got %v, want %v", err, p.Err())
+				}
+			}
+			e, ok := errors.AsType[*StageError](p.Err())
+			if !ok || e.Place.Stage != 1 || e.Phase != phase || !strings.Contains(e.Error(), "does not answer") {
+				t.Errorf("in %s: got %v", phase, p.Err())
+			}
+			synctest.Wait()
+			toy.locked(func() {
+				if !toy.killed {
+					t.Errorf("in %s: the executor still stands there", phase)
+				}
+			})
+		})
+	}
+}
+
+// A host that stood still itself, so that all its deadlines passed at once, does not take its executors for dead.
+func TestOneMissedAnswerIsNoLoss(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		l := &toyLauncher{}
+		p := startToy(t, toyConfig(t, 1, l))
+		defer closeToy(t, p)
+		toy := l.executor(0)
+		toy.locked(func() { toy.frozen = true })
+		time.Sleep(1400 * time.Millisecond) // within the first question, which is asked at 500 ms
+		toy.locked(func() { toy.frozen = false })
+		time.Sleep(10 * time.Second)
+		if err := p.Err(); err != nil {
+			t.Error(err)
+		}
+	})
+}
+
+// An executor that answers but does not come forward is lost in the end; one with nothing to do may wait for ever.
+func TestStalledExecutorIsLost(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		p, _, hold := startHeld(t, 1, 0, isDecode)
+		defer closeToy(t, p)
+		time.Sleep(time.Hour)
+		begin := time.Now()
+		err := wholeLife(t, p)
+		if e, ok := errors.AsType[*StageError](err); !ok || e.Phase != PhaseDecode || !strings.Contains(e.Error(), "has not ended what it does for 10m") {
+			t.Errorf("got %v", err)
+		}
+		if took := time.Since(begin); took < 10*time.Minute || took > 11*time.Minute {
+			t.Errorf("lost after %v", took)
+		}
+		close(hold)
+	})
+}
+
+// A load is watched as well.
+func TestFrozenLoadIsGivenUp(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		l := &toyLauncher{prepare: onStage(1, func(e *toyExecutor) { e.frozen, e.stuckLoad = true, true })}
+		begin := time.Now()
+		_, err := Start(t.Context(), toyConfig(t, 2, l))
+		e, ok := errors.AsType[*StageError](err)
+		if !ok || e.Place.Stage != 1 || e.Phase != PhaseLoad || !strings.Contains(e.Error(), "does not answer") {
+			t.Errorf("got %v", err)
+		}
+		if took := time.Since(begin); took > 2500*time.Millisecond {
+			t.Errorf("given up after %v", took)
+		}
+		for _, toy := range l.made {
+			if !toy.stopped || toy.killed != (toy.stage == 1) {
+				t.Errorf("stage %d: stopped %v, killed %v", toy.stage, toy.stopped, toy.killed)
+			}
+		}
+	})
+}
