@@ -19,10 +19,13 @@ type coordinator struct {
 	roles      []sdk.StageRole // that places have, each once
 	microBatch int             // sequences per micro-batch at most
 	maxRows    int             // rows per micro-batch at most
+	maskBytes  int             // of a mask, where a sequence has one
 
-	order  sync.Mutex // held while an order goes to every stage, so that all stages see the same order
-	lastID uint64     // guarded by order
-	cut    []Order    // for each of roles; guarded by order
+	// order is full while an order goes to every stage, so that all stages see the same order. It is no mutex so that who
+	// waits for it while a stage's client, against its contract, waits for an executor can go when the pipeline is down.
+	order  chan struct{}
+	lastID uint64  // guarded by order
+	cut    []Order // for each of roles; guarded by order
 
 	mu    sync.Mutex // never held while a stage is called
 	calls map[uint64]*call
@@ -98,11 +101,11 @@ type failedMicroBatch struct {
 	failures []StepFailure // of its sequences
 }
 
-func newCoordinator(epoch uint64, microBatch, maxRows int) *coordinator {
+func newCoordinator(epoch uint64, microBatch, maxRows, maskBytes int) *coordinator {
 	return &coordinator{
-		epoch: epoch, microBatch: microBatch, maxRows: maxRows,
+		epoch: epoch, microBatch: microBatch, maxRows: maxRows, maskBytes: maskBytes,
 		calls: map[uint64]*call{}, seqs: map[sdk.SeqID]*sequence{},
-		isDown: make(chan struct{}),
+		order: make(chan struct{}, 1), isDown: make(chan struct{}),
 	}
 }
 
@@ -158,7 +161,7 @@ func (c *coordinator) begin(ctx context.Context, seqs []sdk.SeqStep) (uint64, *c
 	if ctx.Err() != nil {
 		return 0, nil, context.Cause(ctx)
 	}
-	if err := c.checkRows(seqs); err != nil || len(seqs) == 0 {
+	if err := c.checkSteps(seqs); err != nil || len(seqs) == 0 {
 		return 0, nil, err
 	}
 	present, absent, counted, err := c.acquireSteps(seqs)
@@ -199,11 +202,15 @@ func (c *coordinator) finish(ctx context.Context, id uint64, call *call) error {
 	}
 }
 
-// checkRows refuses a sequence that brings no rows, or more than a micro-batch takes.
-func (c *coordinator) checkRows(seqs []sdk.SeqStep) error {
+// checkSteps refuses a sequence that brings no rows, or more than a micro-batch takes, and one whose mask is of another
+// vocabulary.
+func (c *coordinator) checkSteps(seqs []sdk.SeqStep) error {
 	for i := range seqs {
 		if n := seqs[i].Rows; n < 1 || n > c.maxRows {
 			return sdk.Errorf(sdk.CodeInvalid, "a step of %d rows for sequence %d: want 1 to %d, the prefill chunk", n, seqs[i].Seq, c.maxRows)
+		}
+		if n := len(seqs[i].Allowed); n != 0 && n != c.maskBytes {
+			return sdk.Errorf(sdk.CodeInvalid, "a mask of %d bytes for sequence %d: want %d, a bit for each token of the vocabulary", n, seqs[i].Seq, c.maskBytes)
 		}
 	}
 	return nil
@@ -243,8 +250,12 @@ func (c *coordinator) operate(ctx context.Context, op sdk.Op) error {
 
 // give hands an order to every place, cut to its role. call is nil when nobody waits for its end.
 func (c *coordinator) give(o Order, call *call) (uint64, error) {
-	c.order.Lock()
-	defer c.order.Unlock()
+	select {
+	case c.order <- struct{}{}:
+		defer func() { <-c.order }()
+	case <-c.isDown:
+		return 0, c.reason()
+	}
 	o.Epoch, o.ID = c.epoch, c.lastID+1
 	if err := c.register(o.ID, call); err != nil {
 		return 0, err
@@ -263,6 +274,13 @@ func (c *coordinator) give(o Order, call *call) (uint64, error) {
 	}
 	clear(c.cut)
 	return o.ID, nil
+}
+
+// reason tells why the pipeline takes no more work; nil while it does.
+func (c *coordinator) reason() error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.down
 }
 
 func (c *coordinator) register(id uint64, call *call) error {

@@ -256,11 +256,16 @@ func (c *core) pop(now time.Time) sentItem {
 	item := *c.sent.front()
 	c.sent.pop()
 	c.taken--
+	c.turn(now)
+	return item
+}
+
+// turn notes that the executor turns to the oldest thing it owes an answer to.
+func (c *core) turn(now time.Time) {
 	c.began, c.phase = now, PhaseIdle
 	if c.sent.len() > 0 {
 		c.phase = c.sent.front().phase
 	}
-	return item
 }
 
 // refused tells that the last thing taken did not go out.
@@ -273,8 +278,8 @@ func (c *core) refused(now time.Time, err error) {
 	}
 	c.taken--
 	item := c.sent.remove(c.taken)
-	if c.sent.len() == 0 {
-		c.phase = PhaseIdle
+	if c.taken == 0 {
+		c.turn(now)
 	}
 	c.failItem(now, item, err)
 	if item.entry != nil {

@@ -20,10 +20,11 @@ type entry struct {
 }
 
 func (c *core) newEntry(o Order) *entry {
-	e := &entry{}
+	var e *entry
 	if n := len(c.spare); n > 0 {
-		e = c.spare[n-1]
-		c.spare = c.spare[:n-1]
+		e, c.spare = c.spare[n-1], c.spare[:n-1]
+	} else {
+		e = &entry{}
 	}
 	e.order, e.bytes = o, o.bytes()
 	if o.Plan != nil {

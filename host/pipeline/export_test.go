@@ -49,6 +49,11 @@ var Anywhere = map[string]func(*testing.T){
 	"chaos":                         TestChaos,
 	"overlap":                       TestStagesOverlap,
 	"frozen executor":               TestFrozenExecutorIsLost,
+	"frozen under load":             TestFrozenExecutorFreesItsCallers,
+	"frozen at operations":          TestFrozenExecutorFreesOperations,
+	"close while frozen":            TestCloseFreesWhoIsInSend,
+	"masks":                         TestMasksReachThePlaceThatAnswers,
+	"wrong masks":                   TestMaskOfAnotherLengthIsRefused,
 	"busy":                          TestBusyCountsComputing,
 }
 

@@ -97,8 +97,11 @@ func (c Config) withDefaults() Config {
 // maxRows is how many rows a micro-batch may have: a prefill chunk, or one row of each of its sequences.
 func (c Config) maxRows() int { return max(c.PrefillChunk, c.MicroBatch) }
 
+// maskBytes is the size of one sequence's mask of allowed tokens.
+func (c Config) maskBytes() int { return (c.Profile.VocabSize + 7) / 8 }
+
 // layout sizes a stage's region: hidden rows in unless it has the embedding, hidden rows out or, from the head,
-// float32 logits of every sequence. Areas are whole cache lines, so that none straddles one.
+// float32 logits of every sequence, for which it also takes masks. Areas are whole cache lines, so that none straddles one.
 func (c Config) layout(stage partition.StageAssignment) sdk.RegionLayout {
 	const line = 64
 	align := func(n int) int { return (n + line - 1) / line * line }
@@ -109,6 +112,7 @@ func (c Config) layout(stage partition.StageAssignment) sdk.RegionLayout {
 	}
 	if stage.HasLMHead {
 		l.OutBytes = align(c.MicroBatch * c.Profile.VocabSize * sdk.DtypeFloat32.Size())
+		l.MaskBytes = align(c.MicroBatch * c.maskBytes())
 	}
 	return l
 }
@@ -182,7 +186,7 @@ func newPipeline(cfg Config) (*Pipeline, error) {
 		return nil, err
 	}
 	cfg = cfg.withDefaults()
-	return &Pipeline{cfg: cfg, c: newCoordinator(cfg.Epoch, cfg.MicroBatch, cfg.maxRows())}, nil
+	return &Pipeline{cfg: cfg, c: newCoordinator(cfg.Epoch, cfg.MicroBatch, cfg.maxRows(), cfg.maskBytes())}, nil
 }
 
 // together runs f for 0 to n-1 at the same time, waits for all, and returns the first error, upon which the
@@ -251,11 +255,7 @@ func (p *Pipeline) close(ctx context.Context) error {
 func (p *Pipeline) Done() <-chan struct{} { return p.c.isDown }
 
 // Err tells why the pipeline takes no more work: a *StageError, ErrClosed, or nil while it does.
-func (p *Pipeline) Err() error {
-	p.c.mu.Lock()
-	defer p.c.mu.Unlock()
-	return p.c.down
-}
+func (p *Pipeline) Err() error { return p.c.reason() }
 
 // Stages returns what each stage holds, an entry for each of its places.
 func (p *Pipeline) Stages() []StageInfo {

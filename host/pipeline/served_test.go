@@ -17,7 +17,7 @@ import (
 type contractToy struct{ *toyExecutor }
 
 func (c contractToy) Describe(context.Context) (*sdk.Description, error) {
-	return &sdk.Description{Name: "toy", ContractVersion: sdk.ContractVersion}, nil
+	return &sdk.Description{Name: "toy", ContractVersion: sdk.ContractVersion, Capabilities: []string{sdk.CapabilityMasks}}, nil
 }
 
 func (c contractToy) Inspect(context.Context, sdk.InspectRequest) (*sdk.ModelProfile, error) {
@@ -55,12 +55,16 @@ func (c contractToy) Step(_ context.Context, s *sdk.Step) (*sdk.StepResult, erro
 
 // servedLauncher serves toys in this process.
 type servedLauncher struct {
-	mu   sync.Mutex
-	toys []*toyExecutor
+	prepare func(*toyExecutor)
+	mu      sync.Mutex
+	toys    []*toyExecutor
 }
 
 func (l *servedLauncher) Launch(_ context.Context, a partition.StageAssignment) (Executor, error) {
 	toy := newToyExecutor(a.StageIndex)
+	if l.prepare != nil {
+		l.prepare(toy)
+	}
 	client, stop, err := sdk.InProcess(contractToy{toy})
 	if err != nil {
 		return nil, err
@@ -135,9 +139,11 @@ func TestServedExecutorsEqualSolo(t *testing.T) {
 		}
 	}
 	for _, toy := range l.toys {
-		if len(toy.seqs) > 0 {
-			t.Errorf("stage %d still holds %d sequences", toy.stage, len(toy.seqs))
-		}
+		toy.locked(func() {
+			if len(toy.seqs) > 0 {
+				t.Errorf("stage %d still holds %d sequences", toy.stage, len(toy.seqs))
+			}
+		})
 	}
 }
 

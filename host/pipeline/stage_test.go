@@ -480,7 +480,7 @@ func TestClosedStageTakesNothing(t *testing.T) {
 
 // The coordinator drops reports that nobody waits for.
 func TestCoordinatorDropsStrayReports(t *testing.T) {
-	c := newCoordinator(benchEpoch, 1, 1)
+	c := newCoordinator(benchEpoch, 1, 1, 1)
 	c.addPort(nil, sdk.Place{}, 1)
 	plan := benchPlan(1, 10, 11).Plan
 	call := newStepCall(plan)

@@ -115,10 +115,11 @@ type toyExecutor struct {
 	wake     chan struct{}
 	err      error         // after done
 	frozen   bool          // the process stands still
-	room     int           // operations that Send takes of a frozen process before it waits for its end, against its contract
+	room     int           // operations that Send takes for a frozen process before it waits for its end, against its contract
 	freed    chan struct{} // closed once whoever waits in Send is freed
 	waiting  int           // in Send
 	killed   bool
+	immortal bool // the system does not let the process go
 	deaf     bool // the connection broke, the process lives
 	stopped  bool
 	seqs     map[sdk.SeqID]*toySequence
@@ -218,7 +219,11 @@ func (e *toyExecutor) Health(ctx context.Context) error {
 
 // Kill is Executor's.
 func (e *toyExecutor) Kill() error {
-	e.locked(func() { e.killed = true })
+	var immortal bool
+	e.locked(func() { e.killed, immortal = true, e.immortal })
+	if immortal {
+		return errors.New("it can't be killed")
+	}
 	e.end(errors.New("killed"))
 	return nil
 }
@@ -323,7 +328,7 @@ func (e *toyExecutor) work() {
 			e.mu.Unlock()
 			return
 		}
-		if len(e.queue) == 0 || e.frozen && e.room < 1<<30 {
+		if len(e.queue) == 0 || e.frozen {
 			e.mu.Unlock()
 			<-e.wake
 			continue

@@ -2,6 +2,7 @@ package pipeline
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"time"
 
@@ -36,7 +37,7 @@ func (m *monitor) watch() {
 	case <-m.cfg.executor.Done():
 		err = m.cfg.executor.Err()
 	case cause := <-m.gone:
-		err = m.cfg.executor.Explain(cause)
+		err = m.explain(cause)
 	case err = <-m.stuck:
 	}
 	if err == nil {
@@ -46,6 +47,15 @@ func (m *monitor) watch() {
 		m.wait.Go(func() { _ = m.cfg.executor.Kill() }) // Stop, which must follow, tells of it
 	}
 	m.lose(err)
+}
+
+// explain says why nothing goes to the executor any more. Only an error of a call may have the end of the process behind it:
+// an executor that takes nothing lives, and to wait for its end would be in vain.
+func (m *monitor) explain(cause error) error {
+	if _, ok := errors.AsType[*BacklogError](cause); ok {
+		return cause
+	}
+	return m.cfg.executor.Explain(cause)
 }
 
 // lose ends the place and reports why.

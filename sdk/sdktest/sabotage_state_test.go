@@ -6,7 +6,6 @@ import (
 	"errors"
 	"slices"
 	"strings"
-	"sync/atomic"
 	"testing"
 
 	"github.com/hashicorp/go-hclog"
@@ -79,23 +78,9 @@ func (b *saboteur) rewritten(change func(*section)) {
 	}
 }
 
-// unnamed takes the text out of refusals.
-func unnamed(err error) error {
-	if sdk.CodeOf(err) == sdk.CodeUnsupported && err != nil {
-		return sdk.Errorf(sdk.CodeUnsupported, "that can't be")
-	}
-	return err
-}
-
 // without returns capabilities but for one.
 func without(capabilities []string, lacking string) []string {
 	return slices.DeleteFunc(slices.Clone(capabilities), func(c string) bool { return c == lacking })
-}
-
-// neverLess makes a stats hook of state that is never freed.
-func neverLess() func(*sdk.Stats) {
-	most := int64(0)
-	return func(s *sdk.Stats) { most = max(most, s.StateBytes); s.StateBytes = most }
 }
 
 // sabotageOfStates lists faults in what becomes of a sequence's state. The check must find each by what it says.
@@ -105,35 +90,6 @@ var sabotageOfStates = []struct {
 	says  string
 	build func(b *saboteur)
 }{
-	{"share", "the other's sampler is taken over", "keep 1 positions", func(b *saboteur) {
-		samplers := map[sdk.SeqID]sdk.Sampler{}
-		b.reserve = func(r *sdk.Reservation) {
-			if r.Keep > 0 {
-				r.Sampler = samplers[r.From]
-			}
-			samplers[r.Seq] = r.Sampler
-		}
-	}},
-	{"share", "one position less is kept", "keep ", func(b *saboteur) {
-		less := map[sdk.SeqID]int{}
-		b.reserve = func(r *sdk.Reservation) {
-			if r.Keep == block {
-				r.Keep--
-				less[r.Seq] = 1
-			}
-		}
-		b.before = renumber(func(q *sdk.SeqStep) int { return -less[q.Seq] })
-	}},
-	{"share", "the positions go with the sequence that they were kept of", "after the release of the other", func(b *saboteur) {
-		heirs := map[sdk.SeqID]sdk.SeqID{}
-		b.reserve = func(r *sdk.Reservation) { heirs[r.From] = r.Seq }
-		b.release = func(seq sdk.SeqID) bool {
-			if heir, ok := heirs[seq]; ok && seq != 0 {
-				_ = b.Executor.Release(context.Background(), heir)
-			}
-			return false
-		}
-	}},
 	{"share", "who it was kept of goes another way", "the sequence that it was kept of", func(b *saboteur) {
 		lent := map[sdk.SeqID]bool{}
 		b.reserve = func(r *sdk.Reservation) { lent[r.From] = r.Keep > 0 }
@@ -155,22 +111,12 @@ var sabotageOfStates = []struct {
 			}
 		})
 	}},
-	{"share errors", "too many positions are cut down in silence", "keeping 41 positions", func(b *saboteur) {
-		b.reserve = func(r *sdk.Reservation) {
-			if n, ok := b.lengths[r.From]; ok && r.Keep > n {
-				r.Keep = n
-			}
-		}
-	}},
 	{"share errors", "nothing is kept of an unknown sequence", "unknown sequence", func(b *saboteur) {
 		b.reserve = func(r *sdk.Reservation) {
 			if _, ok := b.lengths[r.From]; !ok {
 				r.Keep = 0
 			}
 		}
-	}},
-	{"share errors", "the refusal names no position", "nearest positions", func(b *saboteur) {
-		b.reserved = func(_ sdk.Reservation, err error) error { return unnamed(err) }
 	}},
 	{"share errors", "a reservation that failed leaves the sequence", "is reserved already", func(b *saboteur) {
 		b.reserved = func(r sdk.Reservation, err error) error {
@@ -180,15 +126,8 @@ var sabotageOfStates = []struct {
 			return err
 		}
 	}},
-	{"share counts", "what is shared counts twice", "that are shared added", func(b *saboteur) {
-		var twice atomic.Int64
-		kept := map[sdk.SeqID]int{}
-		b.reserve = func(r *sdk.Reservation) { kept[r.Seq] = r.Keep; twice.Add(rowBytes * int64(r.Keep)) }
-		b.release = func(seq sdk.SeqID) bool { twice.Add(-rowBytes * int64(kept[seq])); kept[seq] = 0; return false }
-		b.stats = func(s *sdk.Stats) { s.StateBytes += twice.Load() }
-	}},
 	{"share counts", "the books forget what the second owner holds", "the sequence that is left holds", func(b *saboteur) {
-		var lost atomic.Int64
+		lost := int64(0)
 		pair := map[sdk.SeqID]sdk.SeqID{}
 		b.reserve = func(r *sdk.Reservation) {
 			if r.Keep > 0 {
@@ -199,24 +138,14 @@ var sabotageOfStates = []struct {
 			if other, ok := pair[seq]; ok {
 				delete(pair, seq)
 				if _, ok := pair[other]; ok {
-					lost.Store(rowBytes)
+					lost = rowBytes
 				} else {
-					lost.Store(0)
+					lost = 0
 				}
 			}
 			return false
 		}
-		b.stats = func(s *sdk.Stats) { s.StateBytes -= lost.Load() }
-	}},
-	{"share counts", "what was shared is never freed", "after both releases", func(b *saboteur) { b.stats = neverLess() }},
-	{"rewind", "the sequence goes on at its end", "back by 1 positions", func(b *saboteur) {
-		shifts := map[sdk.SeqID]int{}
-		b.before = renumber(func(q *sdk.SeqStep) int {
-			if q.Pos+shifts[q.Seq] < b.lengths[q.Seq] {
-				shifts[q.Seq] = b.lengths[q.Seq] - q.Pos
-			}
-			return shifts[q.Seq]
-		})
+		b.stats = func(s *sdk.Stats) { s.StateBytes -= lost }
 	}},
 	{"rewind", "a snapshot serves once", "back by", func(b *saboteur) {
 		back := map[sdk.SeqID]int{}
@@ -245,35 +174,8 @@ var sabotageOfStates = []struct {
 			return nil
 		}
 	}},
-	{"rewind penalties", "what was dropped counts still", "under penalties", func(b *saboteur) {
-		back := map[sdk.SeqID]bool{}
-		b.before = func(_ context.Context, s *sdk.Step) error {
-			for i := range s.Seqs {
-				back[s.Seqs[i].Seq] = back[s.Seqs[i].Seq] || b.goesBack(&s.Seqs[i])
-			}
-			return nil
-		}
-		b.after = answers(func(s *sdk.Step, i int, r *sdk.SeqResult) {
-			if back[s.Seqs[i].Seq] {
-				r.Token = (r.Token + 1) % vocab // as if the right one had been generated before
-			}
-		})
-	}},
 	{"rewind refused", "the sequence goes on at its end", "went well", func(b *saboteur) {
 		b.before = renumber(func(q *sdk.SeqStep) int { return max(0, b.lengths[q.Seq]-q.Pos) })
-	}},
-	{"rewind refused", "the refusal names no position", "nearest positions", func(b *saboteur) {
-		b.after = func(_ *sdk.Step, r *sdk.StepResult, err error) (*sdk.StepResult, error) { return r, unnamed(err) }
-	}},
-	{"rewind refused", "other sequences are computed before the refusal", "going back to position", func(b *saboteur) {
-		b.after = func(s *sdk.Step, r *sdk.StepResult, err error) (*sdk.StepResult, error) {
-			if err != nil && len(s.Seqs) > 1 {
-				part := *s
-				part.Seqs = s.Seqs[:1]
-				_, _ = b.Executor.Step(context.Background(), &part)
-			}
-			return r, err
-		}
 	}},
 	{"rewind refused", "more snapshots are held than were reserved", "going back to position 10", func(b *saboteur) {
 		b.reserve = func(r *sdk.Reservation) { r.Snapshots++ }
@@ -288,22 +190,6 @@ var sabotageOfStates = []struct {
 			}
 			return r, err
 		}
-	}},
-	{"snapshots", "they are not bounded", "1 snapshots take", func(b *saboteur) {
-		b.reserve = func(r *sdk.Reservation) { r.Snapshots *= 16 }
-	}},
-	{"snapshots", "they change the answers", "with 1 snapshots", func(b *saboteur) {
-		has := map[sdk.SeqID]bool{}
-		b.reserve = func(r *sdk.Reservation) { has[r.Seq] = r.Snapshots > 0 }
-		b.after = answers(func(s *sdk.Step, i int, r *sdk.SeqResult) {
-			if q := &s.Seqs[i]; q.Snapshot && has[q.Seq] {
-				r.Logprob--
-			}
-		})
-	}},
-	{"snapshots", "they outlive the sequence", "are left after the releases", func(b *saboteur) { b.stats = neverLess() }},
-	{"generated", "what was generated before is forgotten", "under penalties", func(b *saboteur) {
-		b.reserve = func(r *sdk.Reservation) { r.Generated = nil }
 	}},
 	{"generated", "it is forgotten where a state comes in", "were imported", func(b *saboteur) {
 		b.reserve = func(r *sdk.Reservation) {
@@ -334,11 +220,6 @@ var sabotageOfStates = []struct {
 		n := byte(0)
 		b.rewritten(func(s *section) { n++; s.rows[0] ^= n })
 	}},
-	{"state", "the export ends the sequence", "not reserved", func(b *saboteur) {
-		b.export = func(ctx context.Context, seq sdk.SeqID, layers sdk.LayerRange, w *sdk.StateWriter) error {
-			return errors.Join(b.Executor.ExportState(ctx, seq, layers, w), b.Executor.Release(ctx, seq))
-		}
-	}},
 	{"state", "it must come from the same split", "stages to", func(b *saboteur) {
 		b.bring = func(ctx context.Context, seq sdk.SeqID, layers sdk.LayerRange, r *sdk.StateReader) error {
 			if r.Header().Layers != layers {
@@ -347,15 +228,6 @@ var sabotageOfStates = []struct {
 			return b.Executor.ImportState(ctx, seq, layers, r)
 		}
 	}},
-	{"state layers", "a step does not wait for all layers", "before all layers have come", func(b *saboteur) {
-		b.after = func(s *sdk.Step, r *sdk.StepResult, err error) (*sdk.StepResult, error) {
-			if err != nil && strings.Contains(err.Error(), "not imported yet") {
-				return &sdk.StepResult{Seqs: []sdk.SeqResult{{Seq: s.Seqs[0].Seq}}}, nil
-			}
-			return r, err
-		}
-	}},
-	{"state layers", "a layer may come twice", "a layer that comes twice", func(b *saboteur) { b.imported(forgiving("already")) }},
 	{"state layers", "lengths are not compared", "fewer positions", func(b *saboteur) { b.imported(forgiving("does not fit")) }},
 	{"state layers", "a state is overwritten", "into a sequence with a state", func(b *saboteur) { b.imported(forgiving("has a state of")) }},
 	{"state layers", "other layers in the file are taken for one's own", "import one layer", func(b *saboteur) {
@@ -385,16 +257,6 @@ var sabotageOfStates = []struct {
 			return err
 		}
 	}},
-	{"state errors", "a bad import leaves memory behind", "took the stats", func(b *saboteur) {
-		var left atomic.Int64
-		b.imported(func(err error) error {
-			if err != nil && sdk.CodeOf(err) != sdk.CodeUnknownSequence {
-				left.Add(rowBytes)
-			}
-			return err
-		})
-		b.stats = func(s *sdk.Stats) { s.StateBytes += left.Load() }
-	}},
 	{"split", "later stages want token ids", "no token ids", func(b *saboteur) {
 		b.before = func(_ context.Context, s *sdk.Step) error {
 			if s.Hidden.Rows > 0 && len(s.Seqs[0].Tokens) == 0 {
@@ -411,14 +273,6 @@ var sabotageOfStates = []struct {
 			return nil
 		}
 	}},
-	{"needs", "the first mask of a step serves all", "the mask of sequence 2", func(b *saboteur) {
-		b.before = func(_ context.Context, s *sdk.Step) error {
-			for i := range s.Seqs {
-				s.Seqs[i].Allowed = s.Seqs[0].Allowed
-			}
-			return nil
-		}
-	}},
 	{"capabilities", "going back is refused for another reason", `must name the capability "rewind"`, func(b *saboteur) {
 		b.describe = func(d *sdk.Description) { d.Capabilities = without(d.Capabilities, sdk.CapabilityRewind) }
 	}},
@@ -428,9 +282,6 @@ var sabotageOfStates = []struct {
 	}},
 	{"capabilities", "a name is empty", "is empty", func(b *saboteur) {
 		b.describe = func(d *sdk.Description) { d.Capabilities = append(d.Capabilities, "") }
-	}},
-	{"capabilities", "one is listed twice", "listed twice", func(b *saboteur) {
-		b.describe = func(d *sdk.Description) { d.Capabilities = append(d.Capabilities, d.Capabilities[0]) }
 	}},
 }
 

@@ -1,12 +1,15 @@
 package sdktest
 
 import (
+	"bytes"
 	"context"
 	"encoding/binary"
 	"errors"
 	"math"
 	"os"
+	"slices"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 	"unsafe"
@@ -32,6 +35,7 @@ type saboteur struct {
 	unload   func() (skip bool)
 	stats    func(*sdk.Stats)
 
+	mu      sync.Mutex        // held over the hooks of operations and of Stats, which come on goroutines of their own
 	lengths map[sdk.SeqID]int // of the sequences, as the executor has them
 }
 
@@ -63,6 +67,8 @@ func (b *saboteur) Load(ctx context.Context, req sdk.LoadRequest, progress func(
 }
 
 func (b *saboteur) Reserve(ctx context.Context, r sdk.Reservation) error {
+	b.mu.Lock()
+	defer b.mu.Unlock()
 	if b.reserve != nil {
 		b.reserve(&r)
 	}
@@ -77,6 +83,8 @@ func (b *saboteur) Reserve(ctx context.Context, r sdk.Reservation) error {
 }
 
 func (b *saboteur) Release(ctx context.Context, seq sdk.SeqID) error {
+	b.mu.Lock()
+	defer b.mu.Unlock()
 	if b.release != nil && b.release(seq) {
 		return nil
 	}
@@ -84,6 +92,8 @@ func (b *saboteur) Release(ctx context.Context, seq sdk.SeqID) error {
 }
 
 func (b *saboteur) ExportState(ctx context.Context, seq sdk.SeqID, layers sdk.LayerRange, w *sdk.StateWriter) error {
+	b.mu.Lock()
+	defer b.mu.Unlock()
 	if b.export != nil {
 		return b.export(ctx, seq, layers, w)
 	}
@@ -91,6 +101,8 @@ func (b *saboteur) ExportState(ctx context.Context, seq sdk.SeqID, layers sdk.La
 }
 
 func (b *saboteur) ImportState(ctx context.Context, seq sdk.SeqID, layers sdk.LayerRange, r *sdk.StateReader) error {
+	b.mu.Lock()
+	defer b.mu.Unlock()
 	if b.bring != nil {
 		return b.bring(ctx, seq, layers, r)
 	}
@@ -98,6 +110,8 @@ func (b *saboteur) ImportState(ctx context.Context, seq sdk.SeqID, layers sdk.La
 }
 
 func (b *saboteur) Step(ctx context.Context, s *sdk.Step) (*sdk.StepResult, error) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
 	if b.before != nil {
 		if err := b.before(ctx, s); err != nil {
 			return nil, err
@@ -121,6 +135,8 @@ func (b *saboteur) Unload(ctx context.Context) error {
 }
 
 func (b *saboteur) Stats(ctx context.Context) (*sdk.Stats, error) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
 	s, err := b.Executor.Stats(ctx)
 	if b.stats != nil {
 		b.stats(s)
@@ -406,6 +422,231 @@ var sabotage = []struct {
 	{"price", "state is not counted beyond some length", func(b *saboteur) {
 		b.stats = func(s *sdk.Stats) { s.StateBytes = min(s.StateBytes, 64) }
 	}},
+	{"share", "it begins one position too early", func(b *saboteur) {
+		b.reserve = func(r *sdk.Reservation) { r.Keep = max(0, r.Keep-1) }
+		b.before = func(_ context.Context, s *sdk.Step) error { s.Seqs[0].Pos = max(0, s.Seqs[0].Pos-1); return nil }
+	}},
+	{"share", "the sampler is the other's", func(b *saboteur) {
+		b.reserve = func(r *sdk.Reservation) {
+			if r.Keep > 0 {
+				r.Sampler = sdk.Sampler{}
+			}
+		}
+	}},
+	{"share", "the release of one is that of all", func(b *saboteur) {
+		kept := map[sdk.SeqID]sdk.SeqID{}
+		b.reserve = func(r *sdk.Reservation) {
+			if r.Keep > 0 {
+				kept[r.From] = r.Seq
+			}
+		}
+		b.release = func(seq sdk.SeqID) bool {
+			if to, shared := kept[seq]; shared {
+				_ = b.Executor.Release(context.Background(), to)
+			}
+			return false
+		}
+	}},
+	{"share errors", "too many positions are cut down in silence", func(b *saboteur) {
+		b.reserve = func(r *sdk.Reservation) { r.Keep = min(r.Keep, 40) }
+	}},
+	{"share errors", "another code", func(b *saboteur) {
+		b.reserved = func(_ sdk.Reservation, err error) error {
+			return recoded(err, sdk.CodeUnknownSequence, sdk.CodeInternal)
+		}
+	}},
+	{"share errors", "the nearest positions are not named", func(b *saboteur) {
+		b.reserved = func(_ sdk.Reservation, err error) error { return unnamed(err) }
+	}},
+	{"share counts", "what is shared counts twice", func(b *saboteur) {
+		extra := map[sdk.SeqID]bool{}
+		b.reserve = func(r *sdk.Reservation) { extra[r.Seq] = r.Keep > 0 }
+		b.release = func(seq sdk.SeqID) bool { delete(extra, seq); return false }
+		b.stats = func(s *sdk.Stats) {
+			for _, shared := range extra {
+				if shared {
+					s.StateBytes *= 2
+				}
+			}
+		}
+	}},
+	{"share counts", "the last owner frees nothing", func(b *saboteur) {
+		left := int64(0)
+		shared := false
+		b.reserve = func(r *sdk.Reservation) { shared = shared || r.Keep > 0 }
+		b.stats = func(s *sdk.Stats) {
+			if s.Sequences == 0 && shared {
+				left = 64
+			}
+			s.StateBytes += left
+		}
+	}},
+	{"rewind", "what lies past the position stays", func(b *saboteur) {
+		ends := map[sdk.SeqID]int{}
+		b.before = func(_ context.Context, s *sdk.Step) error {
+			for i := range s.Seqs {
+				q := &s.Seqs[i]
+				q.Pos = max(q.Pos, ends[q.Seq])
+				ends[q.Seq] = q.End()
+			}
+			return nil
+		}
+	}},
+	{"rewind", "it goes back too far", func(b *saboteur) {
+		ends := map[sdk.SeqID]int{}
+		b.before = func(_ context.Context, s *sdk.Step) error {
+			q := &s.Seqs[0]
+			back := q.Pos < ends[q.Seq]
+			ends[q.Seq] = q.End()
+			if back {
+				q.Pos = 0
+			}
+			return nil
+		}
+	}},
+	{"rewind penalties", "the penalties remember what was dropped", func(b *saboteur) {
+		ends := map[sdk.SeqID]int{}
+		again := false
+		b.before = func(_ context.Context, s *sdk.Step) error {
+			q := &s.Seqs[0]
+			again = again || q.Pos < ends[q.Seq]
+			ends[q.Seq] = q.End()
+			return nil
+		}
+		b.after = answers(func(_ *sdk.Step, _ int, r *sdk.SeqResult) {
+			if again && len(r.Top) > 1 {
+				r.Token = r.Top[1].Token
+			}
+		})
+	}},
+	{"rewind refused", "the nearest positions are not named", func(b *saboteur) {
+		b.after = func(_ *sdk.Step, r *sdk.StepResult, err error) (*sdk.StepResult, error) { return r, unnamed(err) }
+	}},
+	{"rewind refused", "the other sequence of the step is computed", func(b *saboteur) {
+		b.before = func(ctx context.Context, s *sdk.Step) error {
+			if len(s.Seqs) > 1 {
+				first := *s
+				first.Seqs = s.Seqs[:1]
+				_, _ = b.Executor.Step(ctx, &first)
+			}
+			return nil
+		}
+	}},
+	{"snapshots", "they are without number", func(b *saboteur) {
+		b.reserve = func(r *sdk.Reservation) { r.Snapshots *= 10 }
+	}},
+	{"snapshots", "they change the answer", func(b *saboteur) {
+		many := map[sdk.SeqID]int{}
+		b.reserve = func(r *sdk.Reservation) { many[r.Seq] = r.Snapshots }
+		b.after = answers(func(s *sdk.Step, i int, r *sdk.SeqResult) {
+			if s.Seqs[i].Snapshot && many[s.Seqs[i].Seq] > 0 {
+				r.Logprob += 1e-7
+			}
+		})
+	}},
+	{"snapshots", "they are left over", func(b *saboteur) {
+		left := int64(0)
+		b.before = func(_ context.Context, s *sdk.Step) error {
+			if s.Seqs[0].Snapshot {
+				left++
+			}
+			return nil
+		}
+		b.stats = func(s *sdk.Stats) {
+			if s.Sequences == 0 {
+				s.StateBytes += left
+			}
+		}
+	}},
+	{"generated", "it is not counted", func(b *saboteur) {
+		b.reserve = func(r *sdk.Reservation) { r.Generated = nil }
+	}},
+	{"state", "the state of another sequence", func(b *saboteur) {
+		b.export = func(ctx context.Context, seq sdk.SeqID, layers sdk.LayerRange, w *sdk.StateWriter) error {
+			return spoil(b, ctx, seq, layers, w, func(h *sdk.StateHeader, list []section) []section {
+				for _, s := range list {
+					for i := range s.rows {
+						s.rows[i] = 0
+					}
+				}
+				return list
+			})
+		}
+	}},
+	{"state", "an export changes the sequence", func(b *saboteur) {
+		b.export = func(ctx context.Context, seq sdk.SeqID, layers sdk.LayerRange, w *sdk.StateWriter) error {
+			err := b.Executor.ExportState(ctx, seq, layers, w)
+			return errors.Join(err, b.Executor.Release(ctx, seq))
+		}
+	}},
+	{"state", "the positions are wrong", func(b *saboteur) {
+		b.export = func(ctx context.Context, seq sdk.SeqID, layers sdk.LayerRange, w *sdk.StateWriter) error {
+			return spoil(b, ctx, seq, layers, w, func(h *sdk.StateHeader, list []section) []section { h.Positions++; return list })
+		}
+	}},
+	{"state layers", "one layer is as good as all", func(b *saboteur) {
+		b.after = func(s *sdk.Step, r *sdk.StepResult, err error) (*sdk.StepResult, error) {
+			if e, ok := errors.AsType[*sdk.Error](err); ok && e.Code == sdk.CodeInvalid {
+				return &sdk.StepResult{ID: s.ID, Seqs: []sdk.SeqResult{{Seq: s.Seqs[0].Seq, Token: 1}}}, nil
+			}
+			return r, err
+		}
+	}},
+	{"state layers", "a layer may come twice", func(b *saboteur) {
+		b.bring = func(ctx context.Context, seq sdk.SeqID, layers sdk.LayerRange, r *sdk.StateReader) error {
+			if err := b.Executor.ImportState(ctx, seq, layers, r); sdk.CodeOf(err) != sdk.CodeInvalid {
+				return err
+			}
+			return nil
+		}
+	}},
+	{"state errors", "what is wrong is taken", func(b *saboteur) {
+		b.bring = func(ctx context.Context, seq sdk.SeqID, layers sdk.LayerRange, r *sdk.StateReader) error {
+			_ = b.Executor.ImportState(ctx, seq, layers, r)
+			return nil
+		}
+	}},
+	{"state errors", "a refused import leaves something", func(b *saboteur) {
+		left := int64(0)
+		b.bring = func(ctx context.Context, seq sdk.SeqID, layers sdk.LayerRange, r *sdk.StateReader) error {
+			err := b.Executor.ImportState(ctx, seq, layers, r)
+			if err != nil {
+				left += 8
+			}
+			return err
+		}
+		b.stats = func(s *sdk.Stats) { s.StateBytes += left }
+	}},
+	{"needs", "a later stage wants token ids", func(b *saboteur) {
+		embeds := false
+		b.load = func(req *sdk.LoadRequest, _ *func(sdk.LoadProgress)) { embeds = req.HasEmbedding }
+		b.before = func(_ context.Context, s *sdk.Step) error {
+			if !embeds && len(s.Seqs[0].Tokens) == 0 {
+				return sdk.Errorf(sdk.CodeInvalid, "no token ids")
+			}
+			return nil
+		}
+	}},
+	{"needs", "each mask goes to the next sequence", func(b *saboteur) {
+		b.before = func(_ context.Context, s *sdk.Step) error {
+			if n := len(s.Seqs); n > 1 {
+				first := s.Seqs[0].Allowed
+				for i := range n - 1 {
+					s.Seqs[i].Allowed = s.Seqs[i+1].Allowed
+				}
+				s.Seqs[n-1].Allowed = first
+			}
+			return nil
+		}
+	}},
+	{"capabilities", "one is listed twice", func(b *saboteur) {
+		b.describe = func(d *sdk.Description) { d.Capabilities = append(d.Capabilities, d.Capabilities[0]) }
+	}},
+	{"capabilities", "it goes back though it says that it can't", func(b *saboteur) {
+		b.describe = func(d *sdk.Description) {
+			d.Capabilities = slices.DeleteFunc(d.Capabilities, func(c string) bool { return c == sdk.CapabilityRewind })
+		}
+	}},
 	{"reload", "the unload keeps the sequences", func(b *saboteur) {
 		b.unload = func() bool { return true }
 	}},
@@ -453,12 +694,55 @@ var sabotage = []struct {
 	}},
 }
 
+// recoded gives an error another code.
+func recoded(err error, from, to sdk.Code) error {
+	if e, ok := errors.AsType[*sdk.Error](err); ok && e.Code == from {
+		e.Code = to
+	}
+	return err
+}
+
+// unnamed takes the numbers out of a refusal.
+func unnamed(err error) error {
+	if sdk.CodeOf(err) != sdk.CodeUnsupported {
+		return err
+	}
+	return sdk.Errorf(sdk.CodeUnsupported, "%s", number.ReplaceAllString(err.Error(), "some"))
+}
+
+// spoil exports a state and hands on what change makes of it.
+func spoil(b *saboteur, ctx context.Context, seq sdk.SeqID, layers sdk.LayerRange, w *sdk.StateWriter, change func(*sdk.StateHeader, []section) []section) error {
+	var out bytes.Buffer
+	right := sdk.NewStateWriter(&out, leakyrnn.Family, layers)
+	if err := b.Executor.ExportState(ctx, seq, layers, right); err != nil {
+		return err
+	}
+	if _, err := right.Close(); err != nil {
+		return err
+	}
+	header, list, err := parse(out.Bytes())
+	if err != nil {
+		return err
+	}
+	list = change(&header, list)
+	if err := w.Begin(header.Positions); err != nil {
+		return err
+	}
+	for _, s := range list {
+		to, err := w.Section(s.StateSection)
+		if err == nil {
+			_, err = to.Write(s.rows)
+		}
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
 func recode(from, to sdk.Code) func(*sdk.Step, *sdk.StepResult, error) (*sdk.StepResult, error) {
 	return func(_ *sdk.Step, r *sdk.StepResult, err error) (*sdk.StepResult, error) {
-		if e, ok := errors.AsType[*sdk.Error](err); ok && e.Code == from {
-			e.Code = to
-		}
-		return r, err
+		return r, recoded(err, from, to)
 	}
 }
 

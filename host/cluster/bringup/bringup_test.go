@@ -6,6 +6,8 @@ import (
 	"testing"
 
 	"github.com/hashicorp/go-hclog"
+
+	"github.com/mlxcel/mlxcel/sdk"
 )
 
 // A cluster answers as the unsplit model does, again after another bring-up, by whichever coordinator.
@@ -36,6 +38,33 @@ func TestClusterEqualsOneProcess(t *testing.T) {
 				}
 			}
 		}
+	}
+}
+
+// A mask of allowed tokens comes to the executor of the last stage: it answers with the one token that a step allows.
+func TestClusterObeysMasks(t *testing.T) {
+	model := testModel(t)
+	have, err := (&toyRuntime{model: model}).Inspect(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	p := bringUp(t, newTestCoordinator(t, addresses(startPeers(t, model, 2)), nil)).Pipeline
+	seq := p.NewSeq()
+	if err := p.Reserve(t.Context(), sdk.Reservation{Seq: seq, Prompt: testPrompt, MaxLen: 2 * len(testPrompt)}); err != nil {
+		t.Fatal(err)
+	}
+	step := sdk.SeqStep{Seq: seq, Rows: len(testPrompt), Tokens: testPrompt, Prompt: true, Want: sdk.WantToken}
+	for want := range int32(3) {
+		step.Allowed = make([]byte, (have.Profile.VocabSize+7)/8)
+		step.Allowed[want/8] = 1 << (want % 8)
+		results, err := p.Step(t.Context(), []sdk.SeqStep{step})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got := results[0].Token; got != want {
+			t.Errorf("token %d came, only %d was allowed", got, want)
+		}
+		step = sdk.SeqStep{Seq: seq, Pos: step.End(), Rows: 1, Tokens: []int32{want}, Want: sdk.WantToken}
 	}
 }
 

@@ -54,6 +54,11 @@ func (c *controlServer) Watch(r *pb.WatchRequest, out grpc.ServerStreamingServer
 	defer tick.Stop()
 	for {
 		select {
+		case o := <-s.observed:
+			if err := out.Send(&pb.WatchEvent{Event: &pb.WatchEvent_Observations{Observations: o}}); err != nil {
+				return err
+			}
+			continue
 		case err := <-s.failed:
 			return out.Send(&pb.WatchEvent{Event: &pb.WatchEvent_Failure{Failure: failure(err)}})
 		case <-s.ctx.Done():

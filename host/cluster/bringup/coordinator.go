@@ -12,6 +12,7 @@ import (
 
 	"github.com/hashicorp/go-hclog"
 	"github.com/mlxcel/mlxcel/host/cluster"
+	"github.com/mlxcel/mlxcel/host/pipeline"
 	"github.com/mlxcel/mlxcel/host/securelink"
 	"github.com/mlxcel/mlxcel/host/transport"
 	"github.com/mlxcel/mlxcel/sdk"
@@ -31,6 +32,10 @@ type CoordinatorConfig struct {
 	LoadTimeout    time.Duration // for a load without progress; default 2 min
 	RetryEvery     time.Duration // between attempts to reach a peer; default 250 ms
 	WatchEvery     time.Duration // between the peers' numbers; default 1 s
+
+	// Observer, where set, is told what the peers' stages do with each micro-batch, in each peer's order and by its clock; nil
+	// has the peers take no notice of it.
+	Observer pipeline.Observer
 
 	Heartbeat transport.HeartbeatConfig                       // default 500 ms and 2.5 s
 	Dial      func(context.Context, string) (net.Conn, error) // default TCP

@@ -232,8 +232,36 @@ func (n *node) watch(stream grpc.ServerStreamingClient[pb.WatchEvent]) error {
 		if f := event.GetFailure(); f != nil {
 			return n.told(f)
 		}
+		if o := event.GetObservations(); o != nil {
+			if err := n.observe(o); err != nil {
+				return err
+			}
+			continue
+		}
 		n.count(event.GetNumbers(), time.Now())
 	}
+}
+
+// observe passes on what the peer's stage did.
+func (n *node) observe(m *pb.Observations) error {
+	observer := n.run.cfg.Observer
+	if observer == nil {
+		return errors.New("the peer tells what its stage does, though nobody asked")
+	}
+	if m.GetDropped() > 0 {
+		n.run.log.Warn("a peer dropped observations that it could not tell in time", "peer", n.at.ID, "dropped", m.GetDropped())
+	}
+	for _, one := range m.GetObservations() {
+		o, err := observationFrom(one)
+		if err == nil && o.Place.Stage != n.index {
+			err = fmt.Errorf("the peer of stage %d tells what stage %s did", n.index, o.Place)
+		}
+		if err != nil {
+			return err
+		}
+		observer.Observe(o)
+	}
+	return nil
 }
 
 // told is why the peer gave its stage up.

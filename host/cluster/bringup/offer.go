@@ -30,6 +30,7 @@ type offer struct {
 	demand      partition.Demand
 	shape       Shape
 	config      []byte // the cluster's TOML
+	observe     bool   // the coordinator wants to know what the stage does with each micro-batch
 }
 
 type offeredStage struct {
@@ -77,7 +78,7 @@ func (o *offer) message() *pb.OfferRequest {
 	return &pb.OfferRequest{
 		Epoch: o.epoch, Cluster: o.cluster, Version: o.version, Identity: identityMessage(o.identity), Family: o.family,
 		Accelerator: o.accelerator, Stage: int64(o.place.Stage), Rank: int64(o.place.Rank), Context: int64(o.demand.Context), Sequences: int64(o.demand.Sequences),
-		PrefillChunk: int64(o.shape.PrefillChunk), MicroBatch: int64(o.shape.MicroBatch), Slots: int64(o.shape.Slots), Config: o.config,
+		PrefillChunk: int64(o.shape.PrefillChunk), MicroBatch: int64(o.shape.MicroBatch), Slots: int64(o.shape.Slots), Config: o.config, Observe: o.observe,
 		Stages: each(o.stages, func(s offeredStage) *pb.Stage {
 			return &pb.Stage{
 				Stage: int64(s.place.Stage), Rank: int64(s.place.Rank), Node: s.node, Address: s.address, Candidates: s.candidates, Peer: s.peer, Start: int64(s.layers.Start), End: int64(s.layers.End),
@@ -93,7 +94,7 @@ func offerFrom(m *pb.OfferRequest) *offer {
 		accelerator: m.GetAccelerator(), place: sdk.Place{Stage: int(m.GetStage()), Rank: int(m.GetRank())},
 		demand: partition.Demand{Context: int(m.GetContext()), Sequences: int(m.GetSequences())},
 		shape:  Shape{PrefillChunk: int(m.GetPrefillChunk()), MicroBatch: int(m.GetMicroBatch()), Slots: int(m.GetSlots())},
-		config: m.GetConfig(),
+		config: m.GetConfig(), observe: m.GetObserve(),
 		stages: each(m.GetStages(), func(s *pb.Stage) offeredStage {
 			return offeredStage{
 				place: sdk.Place{Stage: int(s.GetStage()), Rank: int(s.GetRank())}, node: s.GetNode(), address: s.GetAddress(), candidates: s.GetCandidates(), peer: s.GetPeer(),
@@ -104,7 +105,7 @@ func offerFrom(m *pb.OfferRequest) *offer {
 }
 
 // offers are what the plan asks of each node.
-func offers(epoch uint64, version string, topology *cluster.Config, plan *Plan, learned []Learned, shape Shape) []*offer {
+func offers(epoch uint64, version string, topology *cluster.Config, plan *Plan, learned []Learned, shape Shape, observe bool) []*offer {
 	nodes := topology.Stages()
 	stages := make([]offeredStage, len(nodes))
 	for i, n := range nodes {
@@ -121,7 +122,7 @@ func offers(epoch uint64, version string, topology *cluster.Config, plan *Plan, 
 	for i := range out {
 		out[i] = &offer{
 			epoch: epoch, cluster: topology.Name, version: version, identity: plan.Identity, family: plan.Family.Name,
-			accelerator: learned[i].Device.Kind, place: sdk.Place{Stage: i}, stages: stages, demand: plan.Demand, shape: shape, config: config,
+			accelerator: learned[i].Device.Kind, place: sdk.Place{Stage: i}, stages: stages, demand: plan.Demand, shape: shape, config: config, observe: observe,
 		}
 	}
 	return out

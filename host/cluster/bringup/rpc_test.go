@@ -57,7 +57,7 @@ func largestCluster(t *testing.T) (*offer, Learned, Status) {
 			LinkAddress: l.Addresses[0], LinkRoundTrip: math.MaxInt64, Sent: math.MaxInt64, Received: math.MaxInt64, BusyFraction: 0.5,
 		})
 	}
-	return offers(math.MaxUint64, id.Version, topology(at...), plan, learned, Shape{})[stages-1], l, s
+	return offers(math.MaxUint64, id.Version, topology(at...), plan, learned, Shape{}, true)[stages-1], l, s
 }
 
 func TestLargestMessagesFit(t *testing.T) {

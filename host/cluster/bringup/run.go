@@ -173,7 +173,7 @@ func (r *run) planAndOffer(ctx context.Context) error {
 		r.log.Warn(w)
 	}
 	r.epoch = r.c.nextEpoch(learned)
-	list := offers(r.epoch, r.cfg.Secure.Self.Version, r.cfg.Topology, r.plan, learned, r.cfg.Shape)
+	list := offers(r.epoch, r.cfg.Secure.Self.Version, r.cfg.Topology, r.plan, learned, r.cfg.Shape, r.cfg.Observer != nil)
 	return r.everywhere(ctx, PhaseOffered, r.cfg.PhaseTimeout, func(ctx context.Context, n *node) error {
 		_, err := n.conn.client.Offer(ctx, list[n.index].message())
 		return fromStatus(err)

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/mlxcel/mlxcel/host/cluster"
+	"github.com/mlxcel/mlxcel/host/cluster/bringup/internal/pb"
 	"github.com/mlxcel/mlxcel/host/partition"
 	"github.com/mlxcel/mlxcel/host/pipeline"
 	"github.com/mlxcel/mlxcel/host/securelink"
@@ -46,8 +47,9 @@ type session struct {
 	work      sync.WaitGroup // of goroutines that use the stage or its connections; see begin
 	data      chan *transport.Conn
 	previous  chan *transport.Conn
-	failed    chan error    // the loss of the stage, for Watch
-	torn      chan struct{} // closed when nothing of the session is left but its control connection
+	failed    chan error            // the loss of the stage, for Watch
+	observed  chan *pb.Observations // what the stage did, for Watch
+	torn      chan struct{}         // closed when nothing of the session is left but its control connection
 
 	// Guarded by peer.mu.
 	offer        *offer
@@ -70,7 +72,7 @@ type linked struct {
 func newSession(ctx context.Context, p *Peer, c *transport.Conn) *session {
 	s := &session{
 		peer: p, id: c.Opening.Session, owner: c.Peer().NodeID, heartbeat: transport.NewHeartbeat(p.cfg.Heartbeat),
-		data: make(chan *transport.Conn, 1), previous: make(chan *transport.Conn, 1), failed: make(chan error, 1), torn: make(chan struct{}),
+		data: make(chan *transport.Conn, 1), previous: make(chan *transport.Conn, 1), failed: make(chan error, 1), observed: make(chan *pb.Observations), torn: make(chan struct{}),
 	}
 	s.ctx, s.cancel = context.WithCancelCause(context.WithoutCancel(ctx)) // lose alone ends it
 	return s
@@ -286,6 +288,11 @@ func (s *session) start(progress func(sdk.LoadProgress)) (pipeline.StageInfo, er
 		s.load = l
 		p.mu.Unlock()
 		progress(l)
+	}
+	if o.observe {
+		seen := newObservations()
+		cfg.Observer = seen
+		s.work.Go(func() { seen.tell(s.ctx, s.observed) })
 	}
 	stage, err := pipeline.StartStage(s.ctx, cfg)
 	if err != nil {

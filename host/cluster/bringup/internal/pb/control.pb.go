@@ -413,8 +413,9 @@ type OfferRequest struct {
 	PrefillChunk  int64                  `protobuf:"varint,11,opt,name=prefill_chunk,json=prefillChunk,proto3" json:"prefill_chunk,omitempty"`
 	MicroBatch    int64                  `protobuf:"varint,12,opt,name=micro_batch,json=microBatch,proto3" json:"micro_batch,omitempty"`
 	Slots         int64                  `protobuf:"varint,13,opt,name=slots,proto3" json:"slots,omitempty"`
-	Config        []byte                 `protobuf:"bytes,14,opt,name=config,proto3" json:"config,omitempty"` // the cluster's TOML
-	Rank          int64                  `protobuf:"varint,15,opt,name=rank,proto3" json:"rank,omitempty"`    // of the receiver within its stage
+	Config        []byte                 `protobuf:"bytes,14,opt,name=config,proto3" json:"config,omitempty"`    // the cluster's TOML
+	Rank          int64                  `protobuf:"varint,15,opt,name=rank,proto3" json:"rank,omitempty"`       // of the receiver within its stage
+	Observe       bool                   `protobuf:"varint,16,opt,name=observe,proto3" json:"observe,omitempty"` // tell over Watch what the stage does with each micro-batch
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -552,6 +553,13 @@ func (x *OfferRequest) GetRank() int64 {
 		return x.Rank
 	}
 	return 0
+}
+
+func (x *OfferRequest) GetObserve() bool {
+	if x != nil {
+		return x.Observe
+	}
+	return false
 }
 
 type Stage struct {
@@ -1074,6 +1082,7 @@ type WatchEvent struct {
 	//
 	//	*WatchEvent_Numbers
 	//	*WatchEvent_Failure
+	//	*WatchEvent_Observations
 	Event         isWatchEvent_Event `protobuf_oneof:"event"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -1134,6 +1143,15 @@ func (x *WatchEvent) GetFailure() *Failure {
 	return nil
 }
 
+func (x *WatchEvent) GetObservations() *Observations {
+	if x != nil {
+		if x, ok := x.Event.(*WatchEvent_Observations); ok {
+			return x.Observations
+		}
+	}
+	return nil
+}
+
 type isWatchEvent_Event interface {
 	isWatchEvent_Event()
 }
@@ -1146,9 +1164,210 @@ type WatchEvent_Failure struct {
 	Failure *Failure `protobuf:"bytes,2,opt,name=failure,proto3,oneof"`
 }
 
+type WatchEvent_Observations struct {
+	Observations *Observations `protobuf:"bytes,3,opt,name=observations,proto3,oneof"`
+}
+
 func (*WatchEvent_Numbers) isWatchEvent_Event() {}
 
 func (*WatchEvent_Failure) isWatchEvent_Event() {}
+
+func (*WatchEvent_Observations) isWatchEvent_Event() {}
+
+// Observations are what a stage did since the last ones, where the offer asks for them.
+type Observations struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Observations  []*Observation         `protobuf:"bytes,1,rep,name=observations,proto3" json:"observations,omitempty"`
+	Dropped       uint64                 `protobuf:"varint,2,opt,name=dropped,proto3" json:"dropped,omitempty"` // so many older ones were not told in time
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Observations) Reset() {
+	*x = Observations{}
+	mi := &file_mlxcel_cluster_v1_control_proto_msgTypes[16]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Observations) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Observations) ProtoMessage() {}
+
+func (x *Observations) ProtoReflect() protoreflect.Message {
+	mi := &file_mlxcel_cluster_v1_control_proto_msgTypes[16]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Observations.ProtoReflect.Descriptor instead.
+func (*Observations) Descriptor() ([]byte, []int) {
+	return file_mlxcel_cluster_v1_control_proto_rawDescGZIP(), []int{16}
+}
+
+func (x *Observations) GetObservations() []*Observation {
+	if x != nil {
+		return x.Observations
+	}
+	return nil
+}
+
+func (x *Observations) GetDropped() uint64 {
+	if x != nil {
+		return x.Dropped
+	}
+	return 0
+}
+
+// Observation is what a stage did with one micro-batch. Times are nanoseconds since 1970 of the peer's clock, 0 for what it
+// did not come to.
+type Observation struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Stage         int64                  `protobuf:"varint,1,opt,name=stage,proto3" json:"stage,omitempty"`
+	Rank          int64                  `protobuf:"varint,2,opt,name=rank,proto3" json:"rank,omitempty"`
+	Epoch         uint64                 `protobuf:"varint,3,opt,name=epoch,proto3" json:"epoch,omitempty"`
+	Step          uint64                 `protobuf:"varint,4,opt,name=step,proto3" json:"step,omitempty"`
+	MicroBatch    int64                  `protobuf:"varint,5,opt,name=micro_batch,json=microBatch,proto3" json:"micro_batch,omitempty"`
+	Trace         []byte                 `protobuf:"bytes,6,opt,name=trace,proto3" json:"trace,omitempty"` // 16 bytes
+	Received      int64                  `protobuf:"varint,7,opt,name=received,proto3" json:"received,omitempty"`
+	Began         int64                  `protobuf:"varint,8,opt,name=began,proto3" json:"began,omitempty"`
+	Ended         int64                  `protobuf:"varint,9,opt,name=ended,proto3" json:"ended,omitempty"`
+	Sent          int64                  `protobuf:"varint,10,opt,name=sent,proto3" json:"sent,omitempty"`
+	ComputeNanos  int64                  `protobuf:"varint,11,opt,name=compute_nanos,json=computeNanos,proto3" json:"compute_nanos,omitempty"`
+	QueueNanos    int64                  `protobuf:"varint,12,opt,name=queue_nanos,json=queueNanos,proto3" json:"queue_nanos,omitempty"`
+	Failed        bool                   `protobuf:"varint,13,opt,name=failed,proto3" json:"failed,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Observation) Reset() {
+	*x = Observation{}
+	mi := &file_mlxcel_cluster_v1_control_proto_msgTypes[17]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Observation) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Observation) ProtoMessage() {}
+
+func (x *Observation) ProtoReflect() protoreflect.Message {
+	mi := &file_mlxcel_cluster_v1_control_proto_msgTypes[17]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Observation.ProtoReflect.Descriptor instead.
+func (*Observation) Descriptor() ([]byte, []int) {
+	return file_mlxcel_cluster_v1_control_proto_rawDescGZIP(), []int{17}
+}
+
+func (x *Observation) GetStage() int64 {
+	if x != nil {
+		return x.Stage
+	}
+	return 0
+}
+
+func (x *Observation) GetRank() int64 {
+	if x != nil {
+		return x.Rank
+	}
+	return 0
+}
+
+func (x *Observation) GetEpoch() uint64 {
+	if x != nil {
+		return x.Epoch
+	}
+	return 0
+}
+
+func (x *Observation) GetStep() uint64 {
+	if x != nil {
+		return x.Step
+	}
+	return 0
+}
+
+func (x *Observation) GetMicroBatch() int64 {
+	if x != nil {
+		return x.MicroBatch
+	}
+	return 0
+}
+
+func (x *Observation) GetTrace() []byte {
+	if x != nil {
+		return x.Trace
+	}
+	return nil
+}
+
+func (x *Observation) GetReceived() int64 {
+	if x != nil {
+		return x.Received
+	}
+	return 0
+}
+
+func (x *Observation) GetBegan() int64 {
+	if x != nil {
+		return x.Began
+	}
+	return 0
+}
+
+func (x *Observation) GetEnded() int64 {
+	if x != nil {
+		return x.Ended
+	}
+	return 0
+}
+
+func (x *Observation) GetSent() int64 {
+	if x != nil {
+		return x.Sent
+	}
+	return 0
+}
+
+func (x *Observation) GetComputeNanos() int64 {
+	if x != nil {
+		return x.ComputeNanos
+	}
+	return 0
+}
+
+func (x *Observation) GetQueueNanos() int64 {
+	if x != nil {
+		return x.QueueNanos
+	}
+	return 0
+}
+
+func (x *Observation) GetFailed() bool {
+	if x != nil {
+		return x.Failed
+	}
+	return false
+}
 
 // Numbers are counted since the stage was loaded.
 type Numbers struct {
@@ -1162,7 +1381,7 @@ type Numbers struct {
 
 func (x *Numbers) Reset() {
 	*x = Numbers{}
-	mi := &file_mlxcel_cluster_v1_control_proto_msgTypes[16]
+	mi := &file_mlxcel_cluster_v1_control_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1174,7 +1393,7 @@ func (x *Numbers) String() string {
 func (*Numbers) ProtoMessage() {}
 
 func (x *Numbers) ProtoReflect() protoreflect.Message {
-	mi := &file_mlxcel_cluster_v1_control_proto_msgTypes[16]
+	mi := &file_mlxcel_cluster_v1_control_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1187,7 +1406,7 @@ func (x *Numbers) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Numbers.ProtoReflect.Descriptor instead.
 func (*Numbers) Descriptor() ([]byte, []int) {
-	return file_mlxcel_cluster_v1_control_proto_rawDescGZIP(), []int{16}
+	return file_mlxcel_cluster_v1_control_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *Numbers) GetBusyNanos() int64 {
@@ -1222,7 +1441,7 @@ type Failure struct {
 
 func (x *Failure) Reset() {
 	*x = Failure{}
-	mi := &file_mlxcel_cluster_v1_control_proto_msgTypes[17]
+	mi := &file_mlxcel_cluster_v1_control_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1234,7 +1453,7 @@ func (x *Failure) String() string {
 func (*Failure) ProtoMessage() {}
 
 func (x *Failure) ProtoReflect() protoreflect.Message {
-	mi := &file_mlxcel_cluster_v1_control_proto_msgTypes[17]
+	mi := &file_mlxcel_cluster_v1_control_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1247,7 +1466,7 @@ func (x *Failure) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Failure.ProtoReflect.Descriptor instead.
 func (*Failure) Descriptor() ([]byte, []int) {
-	return file_mlxcel_cluster_v1_control_proto_rawDescGZIP(), []int{17}
+	return file_mlxcel_cluster_v1_control_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *Failure) GetText() string {
@@ -1272,7 +1491,7 @@ type StatusRequest struct {
 
 func (x *StatusRequest) Reset() {
 	*x = StatusRequest{}
-	mi := &file_mlxcel_cluster_v1_control_proto_msgTypes[18]
+	mi := &file_mlxcel_cluster_v1_control_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1284,7 +1503,7 @@ func (x *StatusRequest) String() string {
 func (*StatusRequest) ProtoMessage() {}
 
 func (x *StatusRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_mlxcel_cluster_v1_control_proto_msgTypes[18]
+	mi := &file_mlxcel_cluster_v1_control_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1297,7 +1516,7 @@ func (x *StatusRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StatusRequest.ProtoReflect.Descriptor instead.
 func (*StatusRequest) Descriptor() ([]byte, []int) {
-	return file_mlxcel_cluster_v1_control_proto_rawDescGZIP(), []int{18}
+	return file_mlxcel_cluster_v1_control_proto_rawDescGZIP(), []int{20}
 }
 
 type EchoRequest struct {
@@ -1309,7 +1528,7 @@ type EchoRequest struct {
 
 func (x *EchoRequest) Reset() {
 	*x = EchoRequest{}
-	mi := &file_mlxcel_cluster_v1_control_proto_msgTypes[19]
+	mi := &file_mlxcel_cluster_v1_control_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1321,7 +1540,7 @@ func (x *EchoRequest) String() string {
 func (*EchoRequest) ProtoMessage() {}
 
 func (x *EchoRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_mlxcel_cluster_v1_control_proto_msgTypes[19]
+	mi := &file_mlxcel_cluster_v1_control_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1334,7 +1553,7 @@ func (x *EchoRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EchoRequest.ProtoReflect.Descriptor instead.
 func (*EchoRequest) Descriptor() ([]byte, []int) {
-	return file_mlxcel_cluster_v1_control_proto_rawDescGZIP(), []int{19}
+	return file_mlxcel_cluster_v1_control_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *EchoRequest) GetPayload() []byte {
@@ -1354,7 +1573,7 @@ type EchoReply struct {
 
 func (x *EchoReply) Reset() {
 	*x = EchoReply{}
-	mi := &file_mlxcel_cluster_v1_control_proto_msgTypes[20]
+	mi := &file_mlxcel_cluster_v1_control_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1366,7 +1585,7 @@ func (x *EchoReply) String() string {
 func (*EchoReply) ProtoMessage() {}
 
 func (x *EchoReply) ProtoReflect() protoreflect.Message {
-	mi := &file_mlxcel_cluster_v1_control_proto_msgTypes[20]
+	mi := &file_mlxcel_cluster_v1_control_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1379,7 +1598,7 @@ func (x *EchoReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EchoReply.ProtoReflect.Descriptor instead.
 func (*EchoReply) Descriptor() ([]byte, []int) {
-	return file_mlxcel_cluster_v1_control_proto_rawDescGZIP(), []int{20}
+	return file_mlxcel_cluster_v1_control_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *EchoReply) GetPayload() []byte {
@@ -1413,7 +1632,7 @@ type NodeStatus struct {
 
 func (x *NodeStatus) Reset() {
 	*x = NodeStatus{}
-	mi := &file_mlxcel_cluster_v1_control_proto_msgTypes[21]
+	mi := &file_mlxcel_cluster_v1_control_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1425,7 +1644,7 @@ func (x *NodeStatus) String() string {
 func (*NodeStatus) ProtoMessage() {}
 
 func (x *NodeStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_mlxcel_cluster_v1_control_proto_msgTypes[21]
+	mi := &file_mlxcel_cluster_v1_control_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1438,7 +1657,7 @@ func (x *NodeStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NodeStatus.ProtoReflect.Descriptor instead.
 func (*NodeStatus) Descriptor() ([]byte, []int) {
-	return file_mlxcel_cluster_v1_control_proto_rawDescGZIP(), []int{21}
+	return file_mlxcel_cluster_v1_control_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *NodeStatus) GetCluster() string {
@@ -1532,7 +1751,7 @@ type StageStatus struct {
 
 func (x *StageStatus) Reset() {
 	*x = StageStatus{}
-	mi := &file_mlxcel_cluster_v1_control_proto_msgTypes[22]
+	mi := &file_mlxcel_cluster_v1_control_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1544,7 +1763,7 @@ func (x *StageStatus) String() string {
 func (*StageStatus) ProtoMessage() {}
 
 func (x *StageStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_mlxcel_cluster_v1_control_proto_msgTypes[22]
+	mi := &file_mlxcel_cluster_v1_control_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1557,7 +1776,7 @@ func (x *StageStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StageStatus.ProtoReflect.Descriptor instead.
 func (*StageStatus) Descriptor() ([]byte, []int) {
-	return file_mlxcel_cluster_v1_control_proto_rawDescGZIP(), []int{22}
+	return file_mlxcel_cluster_v1_control_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *StageStatus) GetStage() int64 {
@@ -1741,7 +1960,7 @@ const file_mlxcel_cluster_v1_control_proto_rawDesc = "" +
 	"WeightFile\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x12\n" +
 	"\x04size\x18\x02 \x01(\x03R\x04size\x12\x12\n" +
-	"\x04hash\x18\x03 \x01(\tR\x04hash\"\xd3\x03\n" +
+	"\x04hash\x18\x03 \x01(\tR\x04hash\"\xed\x03\n" +
 	"\fOfferRequest\x12\x14\n" +
 	"\x05epoch\x18\x01 \x01(\x04R\x05epoch\x12\x18\n" +
 	"\acluster\x18\x02 \x01(\tR\acluster\x12\x18\n" +
@@ -1759,7 +1978,8 @@ const file_mlxcel_cluster_v1_control_proto_rawDesc = "" +
 	"microBatch\x12\x14\n" +
 	"\x05slots\x18\r \x01(\x03R\x05slots\x12\x16\n" +
 	"\x06config\x18\x0e \x01(\fR\x06config\x12\x12\n" +
-	"\x04rank\x18\x0f \x01(\x03R\x04rank\"\xfb\x01\n" +
+	"\x04rank\x18\x0f \x01(\x03R\x04rank\x12\x18\n" +
+	"\aobserve\x18\x10 \x01(\bR\aobserve\"\xfb\x01\n" +
 	"\x05Stage\x12\x12\n" +
 	"\x04node\x18\x01 \x01(\tR\x04node\x12\x18\n" +
 	"\aaddress\x18\x02 \x01(\tR\aaddress\x12\x1e\n" +
@@ -1795,12 +2015,33 @@ const file_mlxcel_cluster_v1_control_proto_rawDesc = "" +
 	"\aaddress\x18\x01 \x01(\tR\aaddress\x12(\n" +
 	"\x10round_trip_nanos\x18\x02 \x01(\x03R\x0eroundTripNanos\"7\n" +
 	"\fWatchRequest\x12'\n" +
-	"\x0finterval_millis\x18\x01 \x01(\x03R\x0eintervalMillis\"\x85\x01\n" +
+	"\x0finterval_millis\x18\x01 \x01(\x03R\x0eintervalMillis\"\xcc\x01\n" +
 	"\n" +
 	"WatchEvent\x126\n" +
 	"\anumbers\x18\x01 \x01(\v2\x1a.mlxcel.cluster.v1.NumbersH\x00R\anumbers\x126\n" +
-	"\afailure\x18\x02 \x01(\v2\x1a.mlxcel.cluster.v1.FailureH\x00R\afailureB\a\n" +
-	"\x05event\"\x80\x01\n" +
+	"\afailure\x18\x02 \x01(\v2\x1a.mlxcel.cluster.v1.FailureH\x00R\afailure\x12E\n" +
+	"\fobservations\x18\x03 \x01(\v2\x1f.mlxcel.cluster.v1.ObservationsH\x00R\fobservationsB\a\n" +
+	"\x05event\"l\n" +
+	"\fObservations\x12B\n" +
+	"\fobservations\x18\x01 \x03(\v2\x1e.mlxcel.cluster.v1.ObservationR\fobservations\x12\x18\n" +
+	"\adropped\x18\x02 \x01(\x04R\adropped\"\xd2\x02\n" +
+	"\vObservation\x12\x14\n" +
+	"\x05stage\x18\x01 \x01(\x03R\x05stage\x12\x12\n" +
+	"\x04rank\x18\x02 \x01(\x03R\x04rank\x12\x14\n" +
+	"\x05epoch\x18\x03 \x01(\x04R\x05epoch\x12\x12\n" +
+	"\x04step\x18\x04 \x01(\x04R\x04step\x12\x1f\n" +
+	"\vmicro_batch\x18\x05 \x01(\x03R\n" +
+	"microBatch\x12\x14\n" +
+	"\x05trace\x18\x06 \x01(\fR\x05trace\x12\x1a\n" +
+	"\breceived\x18\a \x01(\x03R\breceived\x12\x14\n" +
+	"\x05began\x18\b \x01(\x03R\x05began\x12\x14\n" +
+	"\x05ended\x18\t \x01(\x03R\x05ended\x12\x12\n" +
+	"\x04sent\x18\n" +
+	" \x01(\x03R\x04sent\x12#\n" +
+	"\rcompute_nanos\x18\v \x01(\x03R\fcomputeNanos\x12\x1f\n" +
+	"\vqueue_nanos\x18\f \x01(\x03R\n" +
+	"queueNanos\x12\x16\n" +
+	"\x06failed\x18\r \x01(\bR\x06failed\"\x80\x01\n" +
 	"\aNumbers\x12\x1d\n" +
 	"\n" +
 	"busy_nanos\x18\x01 \x01(\x03R\tbusyNanos\x12&\n" +
@@ -1877,7 +2118,7 @@ func file_mlxcel_cluster_v1_control_proto_rawDescGZIP() []byte {
 	return file_mlxcel_cluster_v1_control_proto_rawDescData
 }
 
-var file_mlxcel_cluster_v1_control_proto_msgTypes = make([]protoimpl.MessageInfo, 23)
+var file_mlxcel_cluster_v1_control_proto_msgTypes = make([]protoimpl.MessageInfo, 25)
 var file_mlxcel_cluster_v1_control_proto_goTypes = []any{
 	(*Refusal)(nil),       // 0: mlxcel.cluster.v1.Refusal
 	(*LearnRequest)(nil),  // 1: mlxcel.cluster.v1.LearnRequest
@@ -1895,13 +2136,15 @@ var file_mlxcel_cluster_v1_control_proto_goTypes = []any{
 	(*LinkReply)(nil),     // 13: mlxcel.cluster.v1.LinkReply
 	(*WatchRequest)(nil),  // 14: mlxcel.cluster.v1.WatchRequest
 	(*WatchEvent)(nil),    // 15: mlxcel.cluster.v1.WatchEvent
-	(*Numbers)(nil),       // 16: mlxcel.cluster.v1.Numbers
-	(*Failure)(nil),       // 17: mlxcel.cluster.v1.Failure
-	(*StatusRequest)(nil), // 18: mlxcel.cluster.v1.StatusRequest
-	(*EchoRequest)(nil),   // 19: mlxcel.cluster.v1.EchoRequest
-	(*EchoReply)(nil),     // 20: mlxcel.cluster.v1.EchoReply
-	(*NodeStatus)(nil),    // 21: mlxcel.cluster.v1.NodeStatus
-	(*StageStatus)(nil),   // 22: mlxcel.cluster.v1.StageStatus
+	(*Observations)(nil),  // 16: mlxcel.cluster.v1.Observations
+	(*Observation)(nil),   // 17: mlxcel.cluster.v1.Observation
+	(*Numbers)(nil),       // 18: mlxcel.cluster.v1.Numbers
+	(*Failure)(nil),       // 19: mlxcel.cluster.v1.Failure
+	(*StatusRequest)(nil), // 20: mlxcel.cluster.v1.StatusRequest
+	(*EchoRequest)(nil),   // 21: mlxcel.cluster.v1.EchoRequest
+	(*EchoReply)(nil),     // 22: mlxcel.cluster.v1.EchoReply
+	(*NodeStatus)(nil),    // 23: mlxcel.cluster.v1.NodeStatus
+	(*StageStatus)(nil),   // 24: mlxcel.cluster.v1.StageStatus
 }
 var file_mlxcel_cluster_v1_control_proto_depIdxs = []int32{
 	3,  // 0: mlxcel.cluster.v1.LearnReply.identity:type_name -> mlxcel.cluster.v1.Identity
@@ -1909,38 +2152,40 @@ var file_mlxcel_cluster_v1_control_proto_depIdxs = []int32{
 	3,  // 2: mlxcel.cluster.v1.OfferRequest.identity:type_name -> mlxcel.cluster.v1.Identity
 	6,  // 3: mlxcel.cluster.v1.OfferRequest.stages:type_name -> mlxcel.cluster.v1.Stage
 	12, // 4: mlxcel.cluster.v1.ActivateEvent.report:type_name -> mlxcel.cluster.v1.LoadReport
-	16, // 5: mlxcel.cluster.v1.WatchEvent.numbers:type_name -> mlxcel.cluster.v1.Numbers
-	17, // 6: mlxcel.cluster.v1.WatchEvent.failure:type_name -> mlxcel.cluster.v1.Failure
-	22, // 7: mlxcel.cluster.v1.NodeStatus.stages:type_name -> mlxcel.cluster.v1.StageStatus
-	1,  // 8: mlxcel.cluster.v1.Peer.Learn:input_type -> mlxcel.cluster.v1.LearnRequest
-	14, // 9: mlxcel.cluster.v1.Peer.Watch:input_type -> mlxcel.cluster.v1.WatchRequest
-	5,  // 10: mlxcel.cluster.v1.Peer.Offer:input_type -> mlxcel.cluster.v1.OfferRequest
-	8,  // 11: mlxcel.cluster.v1.Peer.Commit:input_type -> mlxcel.cluster.v1.EpochRequest
-	8,  // 12: mlxcel.cluster.v1.Peer.Activate:input_type -> mlxcel.cluster.v1.EpochRequest
-	8,  // 13: mlxcel.cluster.v1.Peer.Link:input_type -> mlxcel.cluster.v1.EpochRequest
-	8,  // 14: mlxcel.cluster.v1.Peer.Ready:input_type -> mlxcel.cluster.v1.EpochRequest
-	8,  // 15: mlxcel.cluster.v1.Peer.Drain:input_type -> mlxcel.cluster.v1.EpochRequest
-	10, // 16: mlxcel.cluster.v1.Peer.Abort:input_type -> mlxcel.cluster.v1.AbortRequest
-	8,  // 17: mlxcel.cluster.v1.Peer.Shutdown:input_type -> mlxcel.cluster.v1.EpochRequest
-	18, // 18: mlxcel.cluster.v1.Status.Get:input_type -> mlxcel.cluster.v1.StatusRequest
-	19, // 19: mlxcel.cluster.v1.Status.Echo:input_type -> mlxcel.cluster.v1.EchoRequest
-	2,  // 20: mlxcel.cluster.v1.Peer.Learn:output_type -> mlxcel.cluster.v1.LearnReply
-	15, // 21: mlxcel.cluster.v1.Peer.Watch:output_type -> mlxcel.cluster.v1.WatchEvent
-	7,  // 22: mlxcel.cluster.v1.Peer.Offer:output_type -> mlxcel.cluster.v1.OfferReply
-	9,  // 23: mlxcel.cluster.v1.Peer.Commit:output_type -> mlxcel.cluster.v1.EpochReply
-	11, // 24: mlxcel.cluster.v1.Peer.Activate:output_type -> mlxcel.cluster.v1.ActivateEvent
-	13, // 25: mlxcel.cluster.v1.Peer.Link:output_type -> mlxcel.cluster.v1.LinkReply
-	9,  // 26: mlxcel.cluster.v1.Peer.Ready:output_type -> mlxcel.cluster.v1.EpochReply
-	9,  // 27: mlxcel.cluster.v1.Peer.Drain:output_type -> mlxcel.cluster.v1.EpochReply
-	9,  // 28: mlxcel.cluster.v1.Peer.Abort:output_type -> mlxcel.cluster.v1.EpochReply
-	9,  // 29: mlxcel.cluster.v1.Peer.Shutdown:output_type -> mlxcel.cluster.v1.EpochReply
-	21, // 30: mlxcel.cluster.v1.Status.Get:output_type -> mlxcel.cluster.v1.NodeStatus
-	20, // 31: mlxcel.cluster.v1.Status.Echo:output_type -> mlxcel.cluster.v1.EchoReply
-	20, // [20:32] is the sub-list for method output_type
-	8,  // [8:20] is the sub-list for method input_type
-	8,  // [8:8] is the sub-list for extension type_name
-	8,  // [8:8] is the sub-list for extension extendee
-	0,  // [0:8] is the sub-list for field type_name
+	18, // 5: mlxcel.cluster.v1.WatchEvent.numbers:type_name -> mlxcel.cluster.v1.Numbers
+	19, // 6: mlxcel.cluster.v1.WatchEvent.failure:type_name -> mlxcel.cluster.v1.Failure
+	16, // 7: mlxcel.cluster.v1.WatchEvent.observations:type_name -> mlxcel.cluster.v1.Observations
+	17, // 8: mlxcel.cluster.v1.Observations.observations:type_name -> mlxcel.cluster.v1.Observation
+	24, // 9: mlxcel.cluster.v1.NodeStatus.stages:type_name -> mlxcel.cluster.v1.StageStatus
+	1,  // 10: mlxcel.cluster.v1.Peer.Learn:input_type -> mlxcel.cluster.v1.LearnRequest
+	14, // 11: mlxcel.cluster.v1.Peer.Watch:input_type -> mlxcel.cluster.v1.WatchRequest
+	5,  // 12: mlxcel.cluster.v1.Peer.Offer:input_type -> mlxcel.cluster.v1.OfferRequest
+	8,  // 13: mlxcel.cluster.v1.Peer.Commit:input_type -> mlxcel.cluster.v1.EpochRequest
+	8,  // 14: mlxcel.cluster.v1.Peer.Activate:input_type -> mlxcel.cluster.v1.EpochRequest
+	8,  // 15: mlxcel.cluster.v1.Peer.Link:input_type -> mlxcel.cluster.v1.EpochRequest
+	8,  // 16: mlxcel.cluster.v1.Peer.Ready:input_type -> mlxcel.cluster.v1.EpochRequest
+	8,  // 17: mlxcel.cluster.v1.Peer.Drain:input_type -> mlxcel.cluster.v1.EpochRequest
+	10, // 18: mlxcel.cluster.v1.Peer.Abort:input_type -> mlxcel.cluster.v1.AbortRequest
+	8,  // 19: mlxcel.cluster.v1.Peer.Shutdown:input_type -> mlxcel.cluster.v1.EpochRequest
+	20, // 20: mlxcel.cluster.v1.Status.Get:input_type -> mlxcel.cluster.v1.StatusRequest
+	21, // 21: mlxcel.cluster.v1.Status.Echo:input_type -> mlxcel.cluster.v1.EchoRequest
+	2,  // 22: mlxcel.cluster.v1.Peer.Learn:output_type -> mlxcel.cluster.v1.LearnReply
+	15, // 23: mlxcel.cluster.v1.Peer.Watch:output_type -> mlxcel.cluster.v1.WatchEvent
+	7,  // 24: mlxcel.cluster.v1.Peer.Offer:output_type -> mlxcel.cluster.v1.OfferReply
+	9,  // 25: mlxcel.cluster.v1.Peer.Commit:output_type -> mlxcel.cluster.v1.EpochReply
+	11, // 26: mlxcel.cluster.v1.Peer.Activate:output_type -> mlxcel.cluster.v1.ActivateEvent
+	13, // 27: mlxcel.cluster.v1.Peer.Link:output_type -> mlxcel.cluster.v1.LinkReply
+	9,  // 28: mlxcel.cluster.v1.Peer.Ready:output_type -> mlxcel.cluster.v1.EpochReply
+	9,  // 29: mlxcel.cluster.v1.Peer.Drain:output_type -> mlxcel.cluster.v1.EpochReply
+	9,  // 30: mlxcel.cluster.v1.Peer.Abort:output_type -> mlxcel.cluster.v1.EpochReply
+	9,  // 31: mlxcel.cluster.v1.Peer.Shutdown:output_type -> mlxcel.cluster.v1.EpochReply
+	23, // 32: mlxcel.cluster.v1.Status.Get:output_type -> mlxcel.cluster.v1.NodeStatus
+	22, // 33: mlxcel.cluster.v1.Status.Echo:output_type -> mlxcel.cluster.v1.EchoReply
+	22, // [22:34] is the sub-list for method output_type
+	10, // [10:22] is the sub-list for method input_type
+	10, // [10:10] is the sub-list for extension type_name
+	10, // [10:10] is the sub-list for extension extendee
+	0,  // [0:10] is the sub-list for field type_name
 }
 
 func init() { file_mlxcel_cluster_v1_control_proto_init() }
@@ -1956,6 +2201,7 @@ func file_mlxcel_cluster_v1_control_proto_init() {
 	file_mlxcel_cluster_v1_control_proto_msgTypes[15].OneofWrappers = []any{
 		(*WatchEvent_Numbers)(nil),
 		(*WatchEvent_Failure)(nil),
+		(*WatchEvent_Observations)(nil),
 	}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
@@ -1963,7 +2209,7 @@ func file_mlxcel_cluster_v1_control_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_mlxcel_cluster_v1_control_proto_rawDesc), len(file_mlxcel_cluster_v1_control_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   23,
+			NumMessages:   25,
 			NumExtensions: 0,
 			NumServices:   2,
 		},
