@@ -99,7 +99,8 @@ func checkReload(ctx context.Context, r *rig) error {
 // pricedPositions bounds the lengths at which checkPrice looks.
 const pricedPositions = 1100
 
-// checkPrice compares what the stats report with what the profile foretells, where blocks begin and windows fill.
+// checkPrice compares what the stats report with what the profile foretells, where blocks begin and windows fill, and
+// after going back.
 func checkPrice(ctx context.Context, r *rig) error {
 	p, err := r.open(ctx)
 	if err != nil {
@@ -122,6 +123,16 @@ func checkPrice(ctx context.Context, r *rig) error {
 			return err
 		}
 		fed = n
+	}
+	if !r.has(sdk.CapabilityRewind) || r.window() > 0 {
+		return nil
+	}
+	// Any state but a window that has moved can begin anew.
+	if err := p.feed(ctx, seq, 0, tokens[:1], maxRows); err != nil {
+		return fmt.Errorf("back to the beginning: %w", err)
+	}
+	if err := r.comparePrice(ctx, p, 1); err != nil {
+		return fmt.Errorf("after going back from %d positions: %w", fed, err)
 	}
 	return nil
 }

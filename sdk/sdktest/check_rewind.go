@@ -282,6 +282,10 @@ func checkSnapshots(ctx context.Context, r *rig) error {
 		}
 		if snapshots == 0 {
 			want, plain = got, bytes
+			// What the others are measured by must hold none itself.
+			if err := r.comparePrice(ctx, p, length+most+3); err != nil {
+				return fmt.Errorf("without snapshots: %w", err)
+			}
 		}
 		if err := want.equal(got); err != nil {
 			return fmt.Errorf("with %d snapshots: %w", snapshots, err)

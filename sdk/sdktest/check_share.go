@@ -13,6 +13,13 @@ import (
 // hot is a sampler that is of several minds in any model, so that another seed, choice or position shows.
 var hot = sdk.Sampler{Temperature: 3, TopP: 0.99, Seed: 9, Choice: 1}
 
+// counting is hot, and looks at the prompt and at what was generated.
+func counting() sdk.Sampler {
+	s := hot
+	s.RepetitionPenalty, s.FrequencyPenalty = 3, 2
+	return s
+}
+
 // prefill feeds a prompt, wanting nothing, in steps that end at every mark, and keeps a snapshot there.
 func (r *rig) prefill(ctx context.Context, p *pipe, seq sdk.SeqID, tokens []int32, marks ...int) error {
 	return r.prefillFrom(ctx, p, seq, 0, tokens, marks...)
@@ -64,7 +71,7 @@ func checkShare(ctx context.Context, r *rig) error {
 		return err
 	}
 	for _, length := range r.lengths() {
-		for _, keep := range classes(length) {
+		for _, keep := range r.classes(length) {
 			if err := r.shareAt(ctx, p, length, keep); err != nil {
 				return fmt.Errorf("keep %d positions of a sequence of %d: %w", keep, length, err)
 			}
@@ -77,7 +84,7 @@ func (r *rig) shareAt(ctx context.Context, p *pipe, length, keep int) error {
 	n := r.cfg.Generate
 	tokens := r.madeUp(length+ownPrompt, 3)
 	from := sdk.Reservation{Prompt: tokens, Snapshots: r.snapshots(1)}
-	own := sdk.Reservation{Prompt: append(slices.Clone(tokens[:keep]), r.madeUp(ownPrompt, 8)...), Sampler: hot}
+	own := sdk.Reservation{Prompt: append(slices.Clone(tokens[:keep]), r.madeUp(ownPrompt, 8)...), Sampler: counting()}
 	wantFrom, err := r.fresh(ctx, p, from, length, n, keep)
 	if err != nil {
 		return err
@@ -302,7 +309,7 @@ func (r *rig) shareCounts(ctx context.Context, p *pipe, sourceFirst bool) error 
 	length := r.lengths()[0]
 	keep := length
 	if !r.recurrent() {
-		keep = min(length, length/block*block+1)
+		keep = min(length, length/r.block()*r.block()+1)
 	}
 	tokens := r.madeUp(length+ownPrompt, 3)
 	start, _, err := p.held(ctx)

@@ -11,9 +11,9 @@ import (
 // What the checks of states need to know of a model.
 
 const (
-	// block is how many positions a cache grows by in the back ends known so far; any other is as right.
+	// block is what the checks take for the block of a model whose caches grow by less.
 	block = 64
-	// slack of a window: so many positions back a sequence can always go, whatever its windows have let go.
+	// goBack is how many positions back a sequence can always go, whatever its windows have let go: the contract's number.
 	goBack = 64
 	// longest bounds the sequences of the checks.
 	longest = 1100
@@ -52,6 +52,17 @@ func (m *model) window() (n int) {
 	return n
 }
 
+// block is the greatest number of positions by which a state of the model grows.
+func (m *model) block() int {
+	n := block
+	for _, l := range m.profile.Layers {
+		for _, s := range l.States {
+			n = max(n, s.Block)
+		}
+	}
+	return n
+}
+
 // chunked tells whether the way a prompt is cut into steps changes no bit.
 func (r *rig) chunked() bool { return r.device.Numerics.ChunkInvariant }
 
@@ -65,7 +76,7 @@ func (r *rig) lengths() []int {
 	if limit := r.profile.ContextLength; limit > 0 {
 		most = min(most, limit-ownPrompt-2*r.cfg.Generate-4)
 	}
-	list := []int{min(most, 2*block+9)}
+	list := []int{min(most, 2*r.block()+9)}
 	if w := r.window(); w > 0 && w+goBack+9 <= most && w+goBack+9 > list[0] {
 		list = append(list, w+goBack+9)
 	}
@@ -73,7 +84,8 @@ func (r *rig) lengths() []int {
 }
 
 // classes are the positions within a sequence that are worth a look.
-func classes(length int) []int {
+func (r *rig) classes(length int) []int {
+	block := r.block()
 	list := []int{1, block / 2, block - 1, block, block + 1, length - goBack, length - 1, length}
 	slices.Sort(list)
 	return slices.DeleteFunc(slices.Compact(list), func(k int) bool { return k < 1 || k > length })

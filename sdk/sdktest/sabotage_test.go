@@ -356,6 +356,37 @@ var sabotage = []struct {
 	{"release", "a release leaves the sequence", func(b *saboteur) {
 		b.release = func(sdk.SeqID) bool { return true }
 	}},
+	{"share", "the prompt is the other's", func(b *saboteur) {
+		prompts := map[sdk.SeqID][]int32{}
+		b.reserve = func(r *sdk.Reservation) {
+			if r.Keep > 0 {
+				r.Prompt = prompts[r.From]
+			}
+			prompts[r.Seq] = r.Prompt
+		}
+	}},
+	{"share", "a position behind the edge of the profile's block is lost", func(b *saboteur) {
+		const block = 80
+		b.inspect = profiled(func(s *sdk.StateProfile) { s.Block = block })
+		b.reserve = func(r *sdk.Reservation) {
+			if r.Keep == block+1 {
+				r.Keep = block
+			}
+		}
+	}},
+	{"share counts", "who shares is no sequence", func(b *saboteur) {
+		b.stats = func(s *sdk.Stats) { s.Sequences = min(s.Sequences, 1) }
+	}},
+	{"snapshots", "one is held where none was reserved", func(b *saboteur) {
+		b.reserve = func(r *sdk.Reservation) { r.Snapshots = max(1, r.Snapshots) }
+	}},
+	{"snapshots", "one more is held than was reserved", func(b *saboteur) {
+		b.reserve = func(r *sdk.Reservation) { r.Snapshots++ }
+	}},
+	{"price", "what a sequence dropped counts still", func(b *saboteur) {
+		most := int64(0)
+		b.stats = func(s *sdk.Stats) { most = max(most, s.StateBytes); s.StateBytes = most }
+	}},
 	{"unknown sequence", "a step makes the sequence it lacks", func(b *saboteur) {
 		b.before = func(ctx context.Context, s *sdk.Step) error {
 			_ = b.Executor.Reserve(ctx, sdk.Reservation{Seq: s.Seqs[0].Seq})
