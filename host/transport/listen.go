@@ -25,8 +25,8 @@ type Acceptor interface {
 // when it has handed it on, or when ctx ends. A kind without a handler is closed.
 type Handlers map[Kind]func(ctx context.Context, c *Conn)
 
-// Serve accepts connections and hands each to its kind's handler, until ctx ends or the listener fails. It closes the listener,
-// and returns once every handler has. onRefused, where given, is told of
+// Serve accepts connections and hands each to its kind's handler, until ctx ends or the listener fails. It returns once every
+// handler has and the listener is closed, so that its address can be listened on again. onRefused, where given, is told of
 // connections that no handler got.
 func Serve(ctx context.Context, l Acceptor, handlers Handlers, onRefused func(addr net.Addr, err error)) error {
 	ctx, cancel := context.WithCancel(ctx)
@@ -34,8 +34,11 @@ func Serve(ctx context.Context, l Acceptor, handlers Handlers, onRefused func(ad
 	var all sync.WaitGroup
 	defer all.Wait()
 	defer cancel() // before the wait
-	stop := context.AfterFunc(ctx, func() { _ = l.Close() })
-	defer stop()
+	closed := make(chan error, 1)
+	all.Go(func() {
+		<-ctx.Done()
+		closed <- l.Close()
+	})
 	for {
 		conn, err := l.Accept()
 		switch {
@@ -45,7 +48,8 @@ func Serve(ctx context.Context, l Acceptor, handlers Handlers, onRefused func(ad
 			}
 			return nil
 		case err != nil:
-			return errors.Join(fmt.Errorf("accept connections: %w", err), l.Close())
+			cancel()
+			return errors.Join(fmt.Errorf("accept connections: %w", err), <-closed)
 		}
 		all.Go(func() {
 			if err := dispatch(ctx, conn, handlers); err != nil {
