@@ -25,21 +25,27 @@ const (
 type observations struct {
 	some chan struct{} // there are some; holds one token
 
-	mu      sync.Mutex
-	waiting []pipeline.Observation
-	dropped uint64 // since the last were taken
+	mu       sync.Mutex
+	ring     []pipeline.Observation // the one that came as number i lies at i modulo its length
+	from, to uint64                 // those that wait, by number
+	dropped  uint64                 // since the last were taken
 }
 
-func newObservations() *observations { return &observations{some: make(chan struct{}, 1)} }
+func newObservations() *observations {
+	return &observations{some: make(chan struct{}, 1), ring: make([]pipeline.Observation, maxObservations)}
+}
+
+func (o *observations) at(i uint64) *pipeline.Observation { return &o.ring[i%uint64(len(o.ring))] }
 
 // Observe is pipeline.Observer's.
 func (o *observations) Observe(x pipeline.Observation) {
 	o.mu.Lock()
-	if len(o.waiting) == maxObservations {
-		o.waiting = append(o.waiting[:0], o.waiting[1:]...)
+	if o.to-o.from == uint64(len(o.ring)) {
+		o.from++
 		o.dropped++
 	}
-	o.waiting = append(o.waiting, x)
+	*o.at(o.to) = x
+	o.to++
 	o.mu.Unlock()
 	select {
 	case o.some <- struct{}{}:
@@ -76,12 +82,15 @@ func (o *observations) tell(ctx context.Context, to chan<- *pb.Observations) {
 func (o *observations) take() *pb.Observations {
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	n := min(len(o.waiting), maxTold)
+	n := min(o.to-o.from, maxTold)
 	if n == 0 {
 		return nil
 	}
-	m := &pb.Observations{Dropped: o.dropped, Observations: each(o.waiting[:n], observationMessage)}
-	o.waiting = append(o.waiting[:0], o.waiting[n:]...)
+	m := &pb.Observations{Dropped: o.dropped, Observations: make([]*pb.Observation, n)}
+	for i := range m.Observations {
+		m.Observations[i] = observationMessage(*o.at(o.from))
+		o.from++
+	}
 	o.dropped = 0
 	return m
 }
