@@ -202,7 +202,7 @@ func (s *killScene) reachRequest(t testing.TB) {
 	case hosts.Prefill: // a prompt of many small steps, and the last stage stops in one of them
 		s.answer = make(chan string, 1)
 		go func() { s.answer <- s.ask(t.Context()) }()
-		s.awaitStep(t)
+		s.server.awaitMetrics(stepInFlight)
 		s.executor = executorOf(t, s.peers[1])
 		s.executor.Signal(t, syscall.SIGSTOP)
 		s.let = func() { s.executor.Signal(t, syscall.SIGCONT) }
@@ -235,19 +235,20 @@ func (s *killScene) ask(ctx context.Context) string {
 	return fmt.Sprintf("%d %s", answer.StatusCode, body)
 }
 
+// stepInFlight says that a step is on its way through the stages.
 var stepInFlight = regexp.MustCompile(`(?m)^mlxcel_steps_in_flight [1-9]`)
 
-// awaitStep asks until a step is on its way through the stages.
-func (s *killScene) awaitStep(t testing.TB) {
-	t.Helper()
+// awaitMetrics asks until the metrics, which --metrics serves, say something.
+func (r *running) awaitMetrics(what *regexp.Regexp) {
+	r.t.Helper()
 	tick := time.NewTicker(5 * time.Millisecond)
 	defer tick.Stop()
 	for deadline := time.Now().Add(hosts.Patience); time.Now().Before(deadline); <-tick.C {
-		if _, metrics := s.server.get("/metrics"); stepInFlight.MatchString(metrics) {
+		if _, metrics := r.get("/metrics"); what.MatchString(metrics) {
 			return
 		}
 	}
-	t.Fatal("the request's first step does not begin")
+	r.t.Fatalf("the metrics never say %v", what)
 }
 
 // openStream begins a long answer.
