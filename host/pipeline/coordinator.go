@@ -117,16 +117,11 @@ func (c *coordinator) Reserve(ctx context.Context, r sdk.Reservation) error {
 	if err := c.addSequence(r); err != nil {
 		return err
 	}
-	return c.create(ctx, r.Seq, r)
-}
-
-// create carries out op, which makes seq. A stage that refuses, or a caller that gives up, undoes it everywhere.
-func (c *coordinator) create(ctx context.Context, seq sdk.SeqID, op sdk.Op) error {
-	if err := c.operate(ctx, op); err != nil {
-		c.discard(seq)
+	if err := c.operate(ctx, r); err != nil { // a stage refuses, or the caller gives up
+		c.discard(r.Seq)
 		return err
 	}
-	c.giveBack(seq)
+	c.giveBack(r.Seq)
 	return nil
 }
 
