@@ -15,16 +15,12 @@ import (
 
 // faultAt makes one stage misbehave at the first operation that matches.
 func faultAt(stage int, match func(sdk.Op) bool, err error) *toyLauncher {
-	return &toyLauncher{prepare: func(e *toyExecutor) {
-		if e.stage == stage {
-			e.before = func(op sdk.Op) error {
-				if match(op) {
-					return err
-				}
-				return nil
-			}
+	return launcherBefore(stage, func(op sdk.Op) error {
+		if match(op) {
+			return err
 		}
-	}}
+		return nil
+	})
 }
 
 func isReserve(op sdk.Op) bool { _, ok := op.(sdk.Reservation); return ok }
@@ -83,16 +79,12 @@ func checkLost(t *testing.T, err error, stage int, phase Phase) {
 func TestDeathFailsEverythingInFlight(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		hold := make(chan error)
-		l := &toyLauncher{prepare: func(e *toyExecutor) {
-			if e.stage == 1 {
-				e.before = func(op sdk.Op) error {
-					if isDecode(op) {
-						return <-hold
-					}
-					return nil
-				}
+		l := launcherBefore(1, func(op sdk.Op) error {
+			if isDecode(op) {
+				return <-hold
 			}
-		}}
+			return nil
+		})
 		p := startToy(t, toyConfig(t, 2, l))
 		defer closeToy(t, p)
 		errs := make(chan error, 5)
@@ -237,16 +229,12 @@ func TestRefusedReservationIsRolledBack(t *testing.T) {
 func TestCancelReachesEveryStage(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		hold := make(chan struct{})
-		l := &toyLauncher{prepare: func(e *toyExecutor) {
-			if e.stage == 1 {
-				e.before = func(op sdk.Op) error {
-					if isPrefill(op) && op.(*sdk.Step).Seqs[0].Seq == 1 {
-						<-hold
-					}
-					return nil
-				}
+		l := launcherBefore(1, func(op sdk.Op) error {
+			if isPrefill(op) && op.(*sdk.Step).Seqs[0].Seq == 1 {
+				<-hold
 			}
-		}}
+			return nil
+		})
 		p := startToy(t, toyConfig(t, 3, l))
 		defer closeToy(t, p)
 		rng := rand.New(rand.NewPCG(5, 5))
@@ -408,11 +396,7 @@ func TestWrongAnswersAreCaught(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				l := &toyLauncher{prepare: func(e *toyExecutor) {
-					if e.stage == c.stage {
-						e.tamper = c.tamper
-					}
-				}}
+				l := &toyLauncher{prepare: onStage(c.stage, func(e *toyExecutor) { e.tamper = c.tamper })}
 				p := startToy(t, toyConfig(t, 2, l))
 				defer closeToy(t, p)
 				err := wholeLife(t, p)
@@ -431,16 +415,12 @@ func TestWrongAnswersAreCaught(t *testing.T) {
 func TestCloseEndsWhatIsInFlight(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		hold := make(chan struct{})
-		l := &toyLauncher{prepare: func(e *toyExecutor) {
-			if e.stage == 1 {
-				e.before = func(op sdk.Op) error {
-					if isPrefill(op) {
-						<-hold
-					}
-					return nil
-				}
+		l := launcherBefore(1, func(op sdk.Op) error {
+			if isPrefill(op) {
+				<-hold
 			}
-		}}
+			return nil
+		})
 		p := startToy(t, toyConfig(t, 2, l))
 		rng := rand.New(rand.NewPCG(1, 1))
 		var requests []*request

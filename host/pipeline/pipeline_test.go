@@ -194,16 +194,12 @@ func checkFailure(t *testing.T, err error, victim sdk.SeqID, stage int) {
 func TestSlowStageHoldsBackTheOthers(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		hold := make(chan struct{})
-		l := &toyLauncher{prepare: func(e *toyExecutor) {
-			if e.stage == 1 {
-				e.before = func(op sdk.Op) error {
-					if isPrefill(op) {
-						<-hold
-					}
-					return nil
-				}
+		l := launcherBefore(1, func(op sdk.Op) error {
+			if isPrefill(op) {
+				<-hold
 			}
-		}}
+			return nil
+		})
 		p := startToy(t, toyConfig(t, 2, l))
 		defer closeToy(t, p)
 		rng := rand.New(rand.NewPCG(7, 7))

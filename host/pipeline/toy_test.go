@@ -470,6 +470,11 @@ type toyLauncher struct {
 	made      []*toyExecutor
 }
 
+// launcherBefore launches executors, one stage's of which calls before ahead of each operation: it may wait there, or fail it.
+func launcherBefore(stage int, before func(sdk.Op) error) *toyLauncher {
+	return &toyLauncher{prepare: onStage(stage, func(e *toyExecutor) { e.before = before })}
+}
+
 func (l *toyLauncher) Launch(_ context.Context, a partition.StageAssignment) (Executor, error) {
 	if err := l.launchErr[a.StageIndex]; err != nil {
 		return nil, err
