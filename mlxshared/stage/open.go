@@ -163,15 +163,11 @@ func (o *opened) checkPackings(packings []string) error {
 }
 
 func activationDtype(asked sdk.Dtype, own mlx.Dtype) (mlx.Dtype, error) {
-	switch asked {
-	case sdk.DtypeAuto:
+	if asked == sdk.DtypeAuto {
 		return own, nil
-	case sdk.DtypeFloat32:
-		return mlx.Float32, nil
-	case sdk.DtypeFloat16:
-		return mlx.Float16, nil
-	case sdk.DtypeBFloat16:
-		return mlx.BFloat16, nil
+	}
+	if d := ownDtype(asked); d != mlx.Int32 {
+		return d, nil
 	}
 	return 0, sdk.Errorf(sdk.CodeInvalid, "activations can't be %v; use --dtype auto, float32, bfloat16 or float16", asked)
 }
@@ -186,7 +182,7 @@ func contractDtype(d mlx.Dtype) sdk.Dtype {
 	return sdk.DtypeFloat32
 }
 
-// ownDtype is contractDtype's inverse; what no state has is an integer.
+// ownDtype is contractDtype's inverse; what neither activations nor states have is an integer.
 func ownDtype(d sdk.Dtype) mlx.Dtype {
 	switch d {
 	case sdk.DtypeFloat16:
